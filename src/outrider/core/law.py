@@ -1,0 +1,79 @@
+"""Laws: distributions over tokens, both the target's at a node and the ones drafts were drawn by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class NodeLaw:
+    """The law after every logits processor at one node: the tokens it supports, with their logits.
+
+    `tokens` are ascending ids, None for the whole vocabulary; `logits` are divided by the temperature and
+    shifted so that their maximum is 0. A greedy law (temperature 0) supports its best token alone; noise
+    does not move it. A function of its row alone, bit for bit: NumPy reduces one row in a fixed order.
+    """
+
+    vocab_size: int
+    tokens: Ids | None  # [s]
+    logits: Floats  # [s]
+    greedy: bool
+
+    def token(self, index: int) -> int:
+        """The token at an index of the support."""
+        return index if self.tokens is None else int(self.tokens[index])
+
+    @cached_property
+    def support_probs(self) -> Floats:  # [s]
+        """Probabilities of the supported tokens, in the order of `tokens`."""
+        weights: Floats = np.exp(self.logits)
+        return weights / weights.sum()
+
+    @cached_property
+    def probs(self) -> Floats:  # [vocab]
+        """Probabilities over the whole vocabulary, float64, zero off the support. Read-only."""
+        if self.tokens is None:
+            dense = self.support_probs
+        else:
+            dense = np.zeros(self.vocab_size)
+            dense[self.tokens] = self.support_probs
+        dense.flags.writeable = False
+        return dense
+
+    @staticmethod
+    def of_probs(probs: Floats) -> NodeLaw:
+        """The law with these probabilities; zeros fall out of the support."""
+        tokens = np.flatnonzero(probs)
+        assert tokens.size, "a law supports at least one token"
+        logits = np.log(probs[tokens])
+        return NodeLaw(len(probs), tokens, logits - logits.max(), greedy=False)
+
+
+@dataclass(frozen=True)
+class PointMass:
+    """Tokens chosen without chance (n-gram, argmax, shared-noise ranking): each stands for itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """One token drawn from `probs`."""
+
+    probs: Floats  # [vocab]
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnWithoutReplacement:
+    """Tokens drawn one after another from `probs`, each excluded from the next draw; order is drawing order."""
+
+    probs: Floats  # [vocab]
+
+
+Law = PointMass | Drawn | DrawnWithoutReplacement
+POINT_MASS = PointMass()

@@ -1,0 +1,258 @@
+"""The records that travel through a round: frozen, complete at construction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, overload
+
+import torch
+
+from outrider.core.law import POINT_MASS, Drawn, Law, PointMass
+from outrider.core.noise import Noise, RoundNoise
+from outrider.core.sampling import SamplingParams
+from outrider.core.tree import EMPTY_TREE, TokenTree
+
+if TYPE_CHECKING:
+    from outrider.core.target_law import TargetLaw
+
+
+class Guarantee(str, Enum):
+    """What a rule keeps: the text itself at a seed, or the distribution of texts."""
+
+    SAME_TEXT = "same_text"
+    SAME_DISTRIBUTION = "same_distribution"
+
+
+class TokenView(Sequence[int]):
+    """The first `length` tokens of an append-only log: O(1) to make, valid as long as the log lives."""
+
+    __slots__ = ("_length", "_log")
+
+    def __init__(self, log: list[int], length: int) -> None:
+        self._log, self._length = log, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            return self._log[start:stop:step]
+        if not -self._length <= index < self._length:
+            raise IndexError(index)
+        return self._log[index if index >= 0 else self._length + index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._log[: self._length])
+
+
+@dataclass(frozen=True)
+class Request:
+    """One text to write. Token ids only: stop strings and words were resolved at the border."""
+
+    request_id: int
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    guarantee: Guarantee
+    eos_token_ids: frozenset[int] = frozenset()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What is certain of one request at the start of a round; the last token is pending.
+
+    `law` gives the processed law of any row of logits after this context plus a path; drafters use it to draw by the
+    settings of the request. Valid until the sequence grows.
+    """
+
+    sequence_id: int
+    tokens: TokenView
+    sampling: SamplingParams
+    noise: Noise
+    guarantee: Guarantee
+    law: TargetLaw
+
+    @staticmethod
+    def of(token_ids: Sequence[int], *, vocab_size: int | None = None, sequence_id: int = 0, seed: int = 0,
+           sampling: SamplingParams | None = None, guarantee: Guarantee = Guarantee.SAME_TEXT) -> Context:  # fmt: skip
+        """A context outside any engine, greedy unless told otherwise, for scripts and tests."""
+        from outrider.core.target_law import TargetLaw
+
+        sampling = sampling or SamplingParams(temperature=0.0)
+        tokens = list(token_ids)
+        law = TargetLaw(sampling, vocab_size or max(tokens, default=0) + 1, prompt=tokens)
+        noise = RoundNoise(seed, len(tokens))
+        return Context(sequence_id, TokenView(tokens, len(tokens)), sampling, noise, guarantee, law)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a drafter may guess for one sequence: no node deeper than `depth`, at most `nodes` in all."""
+
+    depth: int
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Siblings and the law they were chosen by, in the order in which they were chosen."""
+
+    law: Law
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tree of guessed tokens with their laws: `groups[row]` partitions the children of that row.
+
+    Point masses come first; what was drawn was drawn with them excluded, so its law has no mass there.
+    """
+
+    tree: TokenTree
+    groups: tuple[tuple[Group, ...], ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.groups) == len(self.tree) + 1, "one entry per row"
+        if self.tree.is_chain and all(len(g) <= 1 for g in self.groups):
+            return
+        for row, groups in enumerate(self.groups):
+            nodes = [node for group in groups for node in group.nodes]
+            assert sorted(nodes) == list(self.tree.children[row]), "every child belongs to one group"
+            taken: list[int] = []
+            for index, group in enumerate(groups):
+                if isinstance(group.law, PointMass):
+                    assert index == 0, "one group of point masses, first"
+                else:
+                    assert not group.law.probs[taken].any(), "drawn with earlier siblings excluded"
+                    assert len(group.nodes) == 1 or not isinstance(group.law, Drawn), "one token per draw"
+                taken += [self.tree.tokens[node] for node in group.nodes]
+
+    @staticmethod
+    def chain(tokens: Sequence[int], laws: Sequence[Law] | None = None) -> Draft:
+        """A chain; point masses where no laws are given."""
+        laws = laws if laws is not None else [POINT_MASS] * len(tokens)
+        assert len(laws) == len(tokens), "one law per token"
+        return Draft(TokenTree.chain(tokens), (*(((Group(law, (n,)),)) for n, law in enumerate(laws)), ()))
+
+    @staticmethod
+    def of_tree(tree: TokenTree) -> Draft:
+        """Point masses on a tree."""
+        return Draft(tree, tuple((Group(POINT_MASS, nodes),) if nodes else () for nodes in tree.children))
+
+    @staticmethod
+    def tree_of(token_ids: Sequence[int], parents: Sequence[int | None]) -> Draft:
+        """Point masses on the tree given by tokens and parents (None: the pending token)."""
+        return Draft.of_tree(TokenTree(tuple(token_ids), tuple(parents)))
+
+    def __len__(self) -> int:
+        return len(self.tree)
+
+
+EMPTY_DRAFT = Draft(EMPTY_TREE, ((),))
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The target's answer for one sequence: a row for the pending token, then one per node.
+
+    `logits` [n + 1, vocab] on the target's device, valid until the next `score`; `features` [n + 1, taps,
+    hidden] when the target was loaded with taps, else None.
+    """
+
+    logits: torch.Tensor  # [n + 1, vocab]
+    features: torch.Tensor | None = None  # [n + 1, taps, hidden]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A rule's answer: the accepted nodes from the root down, then the one token that follows them."""
+
+    accepted: tuple[int, ...]
+    next_token: int
+
+
+class FinishReason(str, Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, eq=False)
+class RoundResult:
+    """What a round made certain for one sequence, after truncation at a stop or a cap.
+
+    `emitted` = tokens of `accepted` (path order), then the recovered or bonus token unless truncation dropped it.
+    `features` [1 + len(accepted), taps, hidden]: those of the pending token and the accepted nodes.
+    """
+
+    sequence_id: int
+    emitted: tuple[int, ...]
+    accepted: tuple[int, ...]
+    draft: Draft
+    scores: Scores
+    finish_reason: FinishReason | None = None
+    features: torch.Tensor | None = None
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Nodes whose keys and values stay cached: all but the last emitted token, which becomes pending."""
+        return self.accepted[: len(self.emitted) - 1]
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The log-probability of an emitted token under the raw model law, in nats, with the best alternatives."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished text with everything a caller may ask about it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    seed: int
+    guarantee: str
+    stats: SpeculationStats
+    prompt_tokens: int
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    from_draft: tuple[bool, ...] = ()
+    choices: tuple[Completion, ...] = field(default=(), repr=False)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class SpeculationStats:
+    """Counters of one request, or of many added up, with vLLM's meanings (names.md)."""
+
+    num_rounds: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_emitted_tokens: int = 0
+    num_spec_tokens: int = 0
+    acceptance_histogram: tuple[int, ...] = ()
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.num_emitted_tokens / self.num_rounds if self.num_rounds else 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0

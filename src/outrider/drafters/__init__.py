@@ -1,0 +1,1 @@
+"""Drafters: what guesses tokens ahead of the target."""

@@ -1,0 +1,1 @@
+"""The engine: batches of requests, round after round."""

@@ -1,0 +1,47 @@
+"""Every exception that Outrider raises for what a user did or a model returned."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OutriderError(Exception):
+    """Root of all errors meant for the user: one line that names the value and the remedy."""
+
+
+class ParameterError(OutriderError, ValueError):
+    """A sampling field or a prompt cannot be honoured (a server answers 400)."""
+
+
+class ConfigError(OutriderError, ValueError):
+    """An engine setting is unknown, malformed, or contradicts another."""
+
+
+class ModelLoadError(OutriderError):
+    """A model, its file or its tokenizer cannot be loaded or cannot be used here."""
+
+
+class PairError(OutriderError):
+    """A draft model and a target do not share a vocabulary."""
+
+
+class ScoreError(OutriderError):
+    """The target returned a row from which no token can be chosen (NaN, or everything masked)."""
+
+
+class GenerationError(OutriderError):
+    """Some requests of a batch failed; `completions` holds all of them, in input order.
+
+    The failed ones have `finish_reason == "abort"` and say why in `error`; the others are complete.
+    """
+
+    def __init__(self, message: str, completions: list[object]) -> None:
+        super().__init__(message)
+        self.completions = completions
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt name: `; did you mean 'x'?`, or nothing when none is near."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]!r}?" if found else ""

@@ -1,0 +1,1 @@
+"""Targets: models that extend, score and commit certain tokens."""

@@ -1,0 +1,1 @@
+"""Shipped test tools: a toy target, scripted drafts, branching noise, contracts, an oracle."""
