@@ -81,14 +81,14 @@ class Context:
     law: TargetLaw
 
     @staticmethod
-    def of(token_ids: Sequence[int], *, vocab_size: int | None = None, sequence_id: int = 0, seed: int = 0,
+    def of(token_ids: Sequence[int], *, sequence_id: int = 0, seed: int = 0,
            sampling: SamplingParams | None = None, guarantee: Guarantee = Guarantee.SAME_TEXT) -> Context:  # fmt: skip
         """A context outside any engine, greedy unless told otherwise, for scripts and tests."""
         from outrider.core.target_law import TargetLaw
 
         sampling = sampling or SamplingParams(temperature=0.0)
         tokens = list(token_ids)
-        law = TargetLaw(sampling, vocab_size or max(tokens, default=0) + 1, prompt=tokens)
+        law = TargetLaw(sampling, prompt=tokens)
         noise = RoundNoise(seed, len(tokens))
         return Context(sequence_id, TokenView(tokens, len(tokens)), sampling, noise, guarantee, law)
 
@@ -116,16 +116,16 @@ class Draft:
     Point masses come first; what was drawn was drawn with them excluded, so its law has no mass there.
     """
 
-    tree: TokenTree
+    nodes: TokenTree
     groups: tuple[tuple[Group, ...], ...]
 
     def __post_init__(self) -> None:
-        assert len(self.groups) == len(self.tree) + 1, "one entry per row"
-        if self.tree.is_chain and all(len(g) <= 1 for g in self.groups):
+        assert len(self.groups) == len(self.nodes) + 1, "one entry per row"
+        if self.nodes.is_chain and all(len(g) <= 1 for g in self.groups):
             return
         for row, groups in enumerate(self.groups):
             nodes = [node for group in groups for node in group.nodes]
-            assert sorted(nodes) == list(self.tree.children[row]), "every child belongs to one group"
+            assert sorted(nodes) == list(self.nodes.children[row]), "every child belongs to one group"
             taken: list[int] = []
             for index, group in enumerate(groups):
                 if isinstance(group.law, PointMass):
@@ -133,7 +133,7 @@ class Draft:
                 else:
                     assert not group.law.probs[taken].any(), "drawn with earlier siblings excluded"
                     assert len(group.nodes) == 1 or not isinstance(group.law, Drawn), "one token per draw"
-                taken += [self.tree.tokens[node] for node in group.nodes]
+                taken += [self.nodes.tokens[node] for node in group.nodes]
 
     @staticmethod
     def chain(tokens: Sequence[int], laws: Sequence[Law] | None = None) -> Draft:
@@ -143,17 +143,13 @@ class Draft:
         return Draft(TokenTree.chain(tokens), (*(((Group(law, (n,)),)) for n, law in enumerate(laws)), ()))
 
     @staticmethod
-    def of_tree(tree: TokenTree) -> Draft:
-        """Point masses on a tree."""
-        return Draft(tree, tuple((Group(POINT_MASS, nodes),) if nodes else () for nodes in tree.children))
-
-    @staticmethod
-    def tree_of(token_ids: Sequence[int], parents: Sequence[int | None]) -> Draft:
+    def tree(token_ids: Sequence[int], parents: Sequence[int | None]) -> Draft:
         """Point masses on the tree given by tokens and parents (None: the pending token)."""
-        return Draft.of_tree(TokenTree(tuple(token_ids), tuple(parents)))
+        nodes = TokenTree(tuple(token_ids), tuple(parents))
+        return Draft(nodes, tuple((Group(POINT_MASS, below),) if below else () for below in nodes.children))
 
     def __len__(self) -> int:
-        return len(self.tree)
+        return len(self.nodes)
 
 
 EMPTY_DRAFT = Draft(EMPTY_TREE, ((),))
