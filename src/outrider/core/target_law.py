@@ -1,1 +1,164 @@
 """`TargetLaw`: the law after every logits processor, at any node, with the node's own history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider.core.law import Floats, NodeLaw
+from outrider.core.processors import Processors
+from outrider.core.sampling import SamplingParams
+from outrider.errors import ScoreError
+
+Row = torch.Tensor | npt.NDArray[Any]  # [vocab]
+
+_FIRST_GUESS = (
+    64  # tokens looked at first for a nucleus; a peaked law needs fewer, a flat one grows from here
+)
+
+
+class TargetLaw:
+    """The law of one request at any node: what plain decoding would draw from after prompt + output + path.
+
+    Order: bad_words, no_repeat_ngram -> min_tokens, logit_bias -> repetition, presence, frequency penalty
+    -> temperature -> min_p -> top_k -> top_p. Supports are cut by value: every token tied with the last one
+    kept stays. A function of the row and the tokens alone, bit for bit: one contiguous float64 row, reduced
+    by NumPy on one thread in a fixed order. Work is done only when `node` is called.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        *,
+        prompt: Sequence[int] = (),
+        stop_ids: frozenset[int] = frozenset(),
+        bad_word_ids: tuple[tuple[int, ...], ...] = (),
+    ) -> None:
+        """`stop_ids`: EOS ids (none under ignore_eos); `sampling.stop_token_ids` are added to them."""
+        self._sampling = sampling
+        self._log = list(prompt)
+        stop_ids = stop_ids | frozenset(sampling.stop_token_ids)
+        self._processors = Processors(sampling, self._log, len(self._log), stop_ids, bad_word_ids)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Output tokens that became certain. O(new tokens)."""
+        self._log.extend(tokens)
+
+    def node(self, row: Row, path: Sequence[int]) -> NodeLaw:
+        """The law after prompt + output + `path`, from the raw logits there [vocab]; `row` is not changed.
+
+        Raises `ScoreError` on a row with NaN or +inf, or one whose every token is masked; `ParameterError`
+        when logit_bias names a token beyond the vocabulary.
+        """
+        raw = host_row(row)
+        active = self._processors.active(path)
+        if self._sampling.greedy and not active:
+            best = int(raw.argmax())  # NaN wins an argmax, so one look at the winner finds it
+            _check_peak(float(raw[best]))
+            return _greedy(raw.size, best)
+        peak = float(raw.max())
+        _check_peak(peak)
+        logits = raw.astype(np.float64)
+        if active:
+            self._processors.apply(logits, path)
+            peak = float(logits.max())
+            _check_processed(peak)
+        if self._sampling.greedy:
+            return _greedy(raw.size, int(logits.argmax()))
+        logits -= peak
+        if self._sampling.temperature != 1.0:
+            with np.errstate(over="ignore"):
+                logits /= self._sampling.temperature
+        return _cut(logits, self._sampling)
+
+
+def host_row(row: Row) -> npt.NDArray[Any]:  # [vocab] -> [vocab]
+    """The row as a NumPy array on the host, sharing its memory where it can; half precision is widened."""
+    if isinstance(row, torch.Tensor):
+        row = row.detach()
+        if row.dtype in (torch.bfloat16, torch.float16):
+            row = row.float()
+        row = row.cpu().numpy()
+    elif row.dtype == np.float16:
+        row = row.astype(np.float32)
+    assert row.ndim == 1, "one row of logits"
+    return row
+
+
+def _check_peak(peak: float) -> None:
+    if math.isfinite(peak):
+        return
+    if math.isnan(peak):
+        raise ScoreError("the target returned NaN logits: check its weights, or load it at a wider dtype")
+    if peak > 0:
+        raise ScoreError(
+            "the target returned a logit of +inf: check its weights, or load it at a wider dtype"
+        )
+    raise ScoreError(
+        "the target returned a row of -inf logits only: no token can be chosen; check its weights"
+    )
+
+
+def _check_processed(peak: float) -> None:
+    if peak == -math.inf:
+        raise ScoreError("every token is masked here: loosen bad_words, no_repeat_ngram_size or min_tokens")
+    if not math.isfinite(peak):
+        raise ScoreError("the penalties overflow the logits here: bring repetition_penalty nearer to 1.0")
+
+
+def _greedy(vocab_size: int, best: int) -> NodeLaw:
+    return NodeLaw(vocab_size, np.array([best], dtype=np.int64), np.zeros(1), greedy=True)
+
+
+def _cut(logits: Floats, sampling: SamplingParams) -> NodeLaw:  # [vocab], maximum 0
+    """Cuts the support by min_p, top_k and top_p. Each cut keeps the values at or above one of them, so the
+    support is what the highest of the three floors leaves."""
+    floor = -math.inf if sampling.min_p == 0.0 else math.log(sampling.min_p)
+    if sampling.top_k is not None and sampling.top_k < logits.size:
+        floor = max(floor, _kth_largest(logits, sampling.top_k))
+    if sampling.top_p < 1.0:
+        left = logits if floor == -math.inf else logits[logits >= floor]
+        floor = max(floor, _nucleus_floor(left, sampling.top_p))
+    if floor == -math.inf:
+        if logits.min() > -math.inf:
+            return NodeLaw(logits.size, None, logits, greedy=False)
+        kept = np.flatnonzero(logits > -math.inf)
+    else:
+        kept = np.flatnonzero(logits >= floor)
+    return NodeLaw(logits.size, kept, logits[kept], greedy=False)
+
+
+def _nucleus_floor(logits: Floats, top_p: float) -> float:  # [n], maximum 0
+    """The smallest value in the smallest set of largest values whose probability reaches `top_p`."""
+    needed = top_p * float(np.exp(logits).sum())
+    count = _FIRST_GUESS
+    while True:
+        if count < logits.size:
+            largest = logits[logits >= _kth_largest(logits, count)]
+        else:
+            largest = logits
+        largest = np.sort(largest)[::-1]
+        reached = int(np.searchsorted(np.cumsum(np.exp(largest)), needed))
+        if reached < largest.size:
+            return float(largest[reached])
+        if largest.size == logits.size:  # top_p within rounding of 1
+            return -math.inf
+        count *= 8
+
+
+def _kth_largest(values: Floats, k: int) -> float:
+    """The k-th largest value, ties counted, for k <= n.
+
+    The k-th largest of the column maxima of a [rows, 8 k] view bounds it from below; few values pass it.
+    """
+    columns = 8 * k
+    rows = values.size // columns
+    if rows >= 2:
+        peaks = values[: rows * columns].reshape(rows, columns).max(axis=0)
+        values = values[values >= np.partition(peaks, columns - k)[columns - k]]
+    return float(np.partition(values, values.size - k)[values.size - k])
