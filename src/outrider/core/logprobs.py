@@ -1,0 +1,42 @@
+"""Log-probabilities of emitted tokens under the raw model law, before any processor."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from outrider.core.law import Floats
+from outrider.core.records import TokenLogprob
+from outrider.core.target_law import Row, host_row
+from outrider.errors import ScoreError
+
+
+def token_logprob(row: Row, token_id: int, top: int) -> TokenLogprob:
+    """The log-probability in nats of `token_id` under softmax(row) [vocab], with the `top` best alternatives.
+
+    Alternatives come best first, lowest id first on ties, and include the token itself where it is one of
+    them. float64, one row at a time on one thread: the same bits for a row whatever it was computed beside.
+    Raises `ScoreError` on a row with NaN or +inf, or of -inf alone.
+    """
+    logits = host_row(row).astype(np.float64)
+    assert 0 <= token_id < logits.size, "an emitted token is in the vocabulary"
+    peak = float(logits.max())
+    if not math.isfinite(peak):
+        raise ScoreError(
+            f"no log-probabilities: the largest logit of a row is {peak}; check the target's weights"
+        )
+    normalizer = peak + math.log(float(np.exp(logits - peak).sum()))
+    best = tuple((token, float(logits[token]) - normalizer) for token in _best(logits, top))
+    return TokenLogprob(token_id, float(logits[token_id]) - normalizer, best)
+
+
+def _best(logits: Floats, count: int) -> list[int]:
+    """Ids of the `count` largest logits, best first, lowest id first on ties."""
+    count = min(count, logits.size)
+    if count == 0:
+        return []
+    threshold = np.partition(logits, logits.size - count)[logits.size - count]
+    candidates = np.flatnonzero(logits >= threshold)
+    order = np.lexsort((candidates, -logits[candidates]))[:count]
+    return [int(token) for token in candidates[order]]
