@@ -1,0 +1,202 @@
+"""`SpeculativeConfig`: the frozen engine settings, with vLLM's spellings, checked once at the border."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from outrider.errors import ConfigError, nearest
+
+BUILT_IN_METHODS = ("none", "ngram", "draft_model", "self_draft")
+FUTURE_METHODS = ("suffix", "recycling", "lookahead", "medusa", "eagle", "eagle3", "auto")
+FUTURE_KEYS = (
+    "adaptive", "suffix_decoding_max_tree_depth", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob",
+    "suffix_share_requests", "suffix_decoding_max_cached_requests", "recycling_successors", "max_window_size",
+    "max_ngram_size", "max_verification_set_size",
+)  # fmt: skip
+
+# Keys that mean something to some methods only; anywhere else they are misplaced.
+_OWNERS: Mapping[str, tuple[str, ...]] = {
+    "prompt_lookup_min": ("ngram",),
+    "prompt_lookup_max": ("ngram",),
+    "assistant_early_exit": ("self_draft",),
+    "skip_layers": ("self_draft",),
+    "model": ("draft_model",),
+    "revision": ("draft_model",),
+    "max_model_len": ("draft_model",),
+    "draft_device": ("draft_model",),
+    "draft_dtype": ("draft_model",),
+    "draft_sample_method": ("draft_model", "self_draft"),
+    "num_steps": ("draft_model", "self_draft"),
+    "topk": ("draft_model", "self_draft"),
+    "tree_budget": ("draft_model", "self_draft"),
+}
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "draft_sample_method": ("probabilistic", "greedy"),
+    "guarantee": ("same_text", "same_distribution"),
+    "rejection_sample_method": ("standard", "block", "traversal"),
+}
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """Engine settings of speculation. `methods` is `method` as a tuple; None means the documented default.
+
+    Raises `ConfigError` for unknown, misplaced, contradicting or not yet supported settings, naming the key.
+    """
+
+    method: str | Sequence[str] = "none"
+    model: Any = None
+    num_speculative_tokens: int | None = None
+    revision: str | None = None
+    max_model_len: int | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    assistant_early_exit: int | None = None
+    skip_layers: Sequence[int] | None = None
+    num_steps: int | None = None
+    topk: int | None = None
+    tree_budget: int | None = None
+    draft_sample_method: str | None = None
+    draft_device: str | None = None
+    draft_dtype: str | None = None
+    guarantee: str = "same_text"
+    rejection_sample_method: str | None = None
+    num_speculative_tokens_per_batch_size: Sequence[Sequence[int]] | None = None
+
+    def __post_init__(self) -> None:
+        methods = (self.method,) if isinstance(self.method, str) else tuple(self.method)
+        object.__setattr__(self, "method", methods[0] if len(methods) == 1 else methods)
+        self._check_methods()
+        self._check_values()
+        self._check_owners()
+        self._check_contradictions()
+
+    @staticmethod
+    def of(settings: Mapping[str, Any] | SpeculativeConfig | None) -> SpeculativeConfig:
+        """Reads a mapping (left as it is); None is plain decoding. An unknown key names the nearest known one."""
+        if settings is None:
+            return SpeculativeConfig()
+        if isinstance(settings, SpeculativeConfig):
+            return settings
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"speculative_config must be a mapping such as {{'method': 'ngram'}}, not {settings!r}")
+        known = [f.name for f in fields(SpeculativeConfig)]
+        for key in settings:
+            if key in FUTURE_KEYS:
+                raise ConfigError(f"speculative_config: {key!r} is not supported yet; remove it")
+            if key not in known:
+                raise ConfigError(f"speculative_config: unknown key {key!r}{nearest(str(key), [*known, *FUTURE_KEYS])}")
+        given = dict(settings)
+        if "method" not in given:
+            given["method"] = _implied_method(given)
+        return SpeculativeConfig(**given)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return (self.method,) if isinstance(self.method, str) else tuple(self.method)
+
+    @property
+    def depth(self) -> int:
+        """K: how many tokens deep a draft may go."""
+        if self.methods == ("none",):
+            return 0
+        for value in (self.num_speculative_tokens, self.num_steps):
+            if value is not None:
+                return value
+        return 8 if "ngram" in self.methods else 4
+
+    @property
+    def children(self) -> int:
+        """Children per expanded node: 1 drafts chains."""
+        if self.topk is not None:
+            return self.topk
+        return 2 if self.tree_budget is not None else 1
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes a draft may hold."""
+        return self.tree_budget if self.tree_budget is not None else self.depth * self.children
+
+    def _check_methods(self) -> None:
+        if not self.methods:
+            raise ConfigError("method is an empty list; use 'none' for plain decoding")
+        for name in self.methods:
+            if not isinstance(name, str):
+                raise ConfigError(f"method must be a name or a list of names, not {name!r}")
+            if name in FUTURE_METHODS:
+                raise ConfigError(f"method {name!r} is not supported yet; available: {', '.join(BUILT_IN_METHODS)}")
+        if len(self.methods) > 1 and ("none" in self.methods or len(set(self.methods)) < len(self.methods)):
+            raise ConfigError(f"method {list(self.methods)!r}: a list names each drafter once, and not 'none'")
+
+    def _check_values(self) -> None:
+        for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "assistant_early_exit",
+                     "num_steps", "topk", "tree_budget", "max_model_len"):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+        if self.skip_layers is not None:
+            object.__setattr__(self, "skip_layers", _layer_list(self.skip_layers))
+        schedule = self.num_speculative_tokens_per_batch_size
+        if schedule is not None:
+            object.__setattr__(self, "num_speculative_tokens_per_batch_size", _schedule(schedule))
+
+    def _check_owners(self) -> None:
+        own_names = [name for name in self.methods if name not in BUILT_IN_METHODS]
+        for key, owners in _OWNERS.items():
+            if getattr(self, key) is not None and not own_names and not set(owners) & set(self.methods):
+                raise ConfigError(f"{key} belongs to method {' or '.join(owners)}, not to {', '.join(self.methods)}")
+        if "draft_model" in self.methods and self.model is None:
+            raise ConfigError("method 'draft_model' needs 'model': the draft's hub id, folder or file")
+        if self.methods == ("none",) and self.num_speculative_tokens is not None:
+            raise ConfigError("num_speculative_tokens needs a method that drafts; method is 'none'")
+
+    def _check_contradictions(self) -> None:
+        if "self_draft" in self.methods and (self.assistant_early_exit is None) == (self.skip_layers is None):
+            raise ConfigError("method 'self_draft' needs either assistant_early_exit or skip_layers")
+        low, high = self.prompt_lookup_min or 2, self.prompt_lookup_max or max(5, self.prompt_lookup_min or 0)
+        if low > high:
+            raise ConfigError(f"prompt_lookup_min {low} is above prompt_lookup_max {high}")
+        steps, tokens = self.num_steps, self.num_speculative_tokens
+        if steps is not None and tokens is not None and steps != tokens:
+            raise ConfigError(f"num_steps {steps} contradicts num_speculative_tokens {tokens}: both are the draft's depth")
+        if self.children > 1 and self.rejection_sample_method == "block":
+            raise ConfigError("rejection_sample_method 'block' judges chains; use 'traversal' or 'standard' with a tree")
+        if self.rejection_sample_method is not None and self.guarantee == "same_text":
+            raise ConfigError("rejection_sample_method needs guarantee 'same_distribution'; same_text matches tokens")
+
+
+def _implied_method(given: Mapping[str, Any]) -> str:
+    """The method that a lone `model` or method-specific key leaves no doubt about."""
+    for key, owners in _OWNERS.items():
+        if given.get(key) is not None and len(owners) == 1:
+            return owners[0]
+    return "none"
+
+
+def _layer_list(value: Any) -> tuple[int, ...]:
+    good = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    if not good or any(isinstance(v, bool) or not isinstance(v, int) or v < 0 for v in value):
+        raise ConfigError(f"skip_layers must be a list of layer numbers, not {value!r}")
+    return tuple(value)
+
+
+def _schedule(value: Any) -> tuple[tuple[int, int, int], ...]:
+    """`[[start, end, K], ...]`: batch sizes from start to end draft K tokens."""
+    message = f"num_speculative_tokens_per_batch_size must be [[start, end, K], ...] without overlap, not {value!r}"
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ConfigError(message)
+    rows: list[tuple[int, int, int]] = []
+    for entry in value:
+        if not isinstance(entry, Sequence) or len(entry) != 3 or any(type(v) is not int for v in entry):
+            raise ConfigError(message)
+        start, end, depth = entry
+        if not (1 <= start <= end and depth >= 0) or (rows and start <= rows[-1][1]):
+            raise ConfigError(message)
+        rows.append((start, end, depth))
+    return tuple(rows)
