@@ -1,0 +1,88 @@
+"""`ChainedDrafter`: several methods on one draft, each adding where the ones before it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from outrider.core.protocols import Drafter
+from outrider.core.records import Budget, Context, Draft, RoundResult, Scores
+from outrider.errors import ConfigError
+
+
+class ChainedDrafter:
+    """The first method drafts; where its draft is empty or short the next may add to it, and so on.
+
+    Nothing drafted is replaced, and every node keeps the law it was chosen by. A method is not asked about a
+    draft that fills its budget. `taps` is the union of the members' taps; each member is handed the features
+    of its own taps. Raises `ConfigError` on an empty list.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        if not drafters:
+            raise ConfigError("a list of methods needs at least one; use 'none' for plain decoding")
+        self.drafters = tuple(drafters)
+        self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
+
+    def ingest(self, context: Context, features: torch.Tensor | None) -> None:
+        for drafter in self.drafters:
+            drafter.ingest(context, self._sliced(drafter, features))
+
+    def propose(
+        self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft]
+    ) -> list[Draft]:
+        grown = list(drafts)
+        for drafter in self.drafters:
+            asked = [i for i, draft in enumerate(grown) if _has_room(draft, budgets[i])]
+            if not asked:
+                break
+            given = [grown[i] for i in asked]
+            answers = drafter.propose([contexts[i] for i in asked], [budgets[i] for i in asked], given)
+            assert len(answers) == len(asked), f"{type(drafter).__name__} answers every context"
+            for i, before, after in zip(asked, given, answers):
+                assert extends(after, before), f"{type(drafter).__name__} keeps what was drafted before it"
+                grown[i] = after
+        return grown
+
+    def observe(self, results: Sequence[RoundResult]) -> None:
+        for drafter in self.drafters:
+            drafter.observe([self._seen_by(drafter, result) for result in results])
+
+    def fork(self, parent_id: int, sequence_id: int, length: int) -> None:
+        for drafter in self.drafters:
+            drafter.fork(parent_id, sequence_id, length)
+
+    def forget(self, sequence_id: int) -> None:
+        for drafter in self.drafters:
+            drafter.forget(sequence_id)
+
+    def _seen_by(self, drafter: Drafter, result: RoundResult) -> RoundResult:
+        """The result with the features of this member's taps."""
+        if drafter.taps == self.taps:
+            return result
+        scores = Scores(result.scores.logits, self._sliced(drafter, result.scores.features))
+        return replace(result, scores=scores, features=self._sliced(drafter, result.features))
+
+    def _sliced(self, drafter: Drafter, features: torch.Tensor | None) -> torch.Tensor | None:
+        """Features [n, taps, hidden] cut to the member's taps, in its order; None when it taps nothing."""
+        if features is None or not drafter.taps:
+            return None
+        if drafter.taps == self.taps:
+            return features
+        return features[:, [self.taps.index(tap) for tap in drafter.taps]]
+
+
+def extends(draft: Draft, given: Draft) -> bool:
+    """Whether `draft` holds all of `given` in place: same nodes, same laws, new groups after the old ones."""
+    if draft is given:
+        return True
+    count = len(given)
+    if draft.nodes.tokens[:count] != given.nodes.tokens or draft.nodes.parents[:count] != given.nodes.parents:
+        return False
+    return all(new[: len(old)] == old for new, old in zip(draft.groups, given.groups))
+
+
+def _has_room(draft: Draft, budget: Budget) -> bool:
+    return len(draft) < budget.nodes and max(draft.nodes.depths, default=0) < budget.depth

@@ -1,0 +1,116 @@
+"""`NgramDrafter`: copies what followed the last tokens when they occurred before (prompt lookup)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from outrider.core.law import POINT_MASS
+from outrider.core.records import Budget, Context, Draft, RoundResult
+from outrider.errors import ConfigError
+
+
+class NgramDrafter:
+    """Prompt lookup decoding (methods.md 5): finds the last n tokens earlier in the text, copies from there on.
+
+    The longest n that occurs wins (`max_ngram` down to `min_ngram`), and of its occurrences the most recent
+    that something follows. A copy that reaches the end of the text goes on with what it has copied itself,
+    since the match then says that the text repeats. All drafted tokens are point masses.
+
+    Below a given chain it matches on the text with that chain; a given tree it leaves alone. Work per round
+    is O(new tokens + copied tokens), memory one entry per position and n. Raises `ConfigError` on an empty
+    range.
+    """
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, min_ngram: int = 2, max_ngram: int = 5) -> None:
+        if not 1 <= min_ngram <= max_ngram:
+            raise ConfigError(
+                f"prompt_lookup_min {min_ngram} and prompt_lookup_max {max_ngram}: need 1 <= min <= max"
+            )
+        self._sizes = tuple(range(max_ngram, min_ngram - 1, -1))
+        self._indexes: dict[int, _Index] = {}
+
+    def ingest(self, context: Context, features: torch.Tensor | None) -> None:
+        """The text is read when a draft is asked for."""
+
+    def propose(
+        self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft]
+    ) -> list[Draft]:
+        return [self._extended(*job) for job in zip(contexts, budgets, drafts)]
+
+    def observe(self, results: Sequence[RoundResult]) -> None:
+        """The text is read when a draft is asked for."""
+
+    def fork(self, parent_id: int, sequence_id: int, length: int) -> None:
+        """The new sequence reads its own text, the shared part of it too."""
+
+    def forget(self, sequence_id: int) -> None:
+        self._indexes.pop(sequence_id, None)
+
+    def _extended(self, context: Context, budget: Budget, draft: Draft) -> Draft:
+        room = min(budget.depth, budget.nodes) - len(draft)
+        if room <= 0 or not draft.nodes.is_chain:
+            return draft
+        index = self._indexes.get(context.sequence_id)
+        if index is None:
+            index = self._indexes[context.sequence_id] = _Index(self._sizes)
+        index.catch_up(context.tokens)
+        copied = index.continuation(context.tokens, draft.nodes.tokens, room)
+        if not copied:
+            return draft
+        if not len(draft):
+            return Draft.chain(copied)
+        laws = [groups[0].law for groups in draft.groups[:-1]]
+        return Draft.chain((*draft.nodes.tokens, *copied), laws + [POINT_MASS] * len(copied))
+
+
+class _Index:
+    """Where each n-gram of one text ended last, among the ends that a token follows."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._last_end: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
+        self._indexed = 0  # n-grams that end before this position are in
+
+    def catch_up(self, tokens: Sequence[int]) -> None:
+        """Takes in the n-grams that have got a follower since the last call."""
+        stop, longest = len(tokens) - 1, next(iter(self._last_end))
+        start = max(0, self._indexed - longest + 1)
+        recent = tokens[start:stop]
+        for size, ends in self._last_end.items():
+            for end in range(max(self._indexed - start, size - 1), stop - start):
+                ends[tuple(recent[end - size + 1 : end + 1])] = start + end
+        self._indexed = max(self._indexed, stop)
+
+    def continuation(self, tokens: Sequence[int], drafted: Sequence[int], room: int) -> list[int]:
+        """Up to `room` tokens that follow the last occurrence of the end of `tokens + drafted`; or none."""
+        longest = next(iter(self._last_end))
+        tail = [*tokens[max(0, len(tokens) - 2 * longest) :], *drafted]
+        offset = len(tokens) + len(drafted) - len(tail)
+        for size, ends in self._last_end.items():
+            if size >= len(tail):
+                continue
+            key = tail[-size:]
+            end = self._end_in_draft(tail, key, len(drafted), offset)
+            if end is None:
+                end = ends.get(tuple(key))
+            if end is not None:
+                return _copied(tokens, drafted, end + 1, room)
+        return []
+
+    @staticmethod
+    def _end_in_draft(tail: list[int], key: list[int], drafted: int, offset: int) -> int | None:
+        """The last end of `key` among the positions that only the draft gives a follower."""
+        for end in range(len(tail) - 2, len(tail) - 2 - drafted, -1):
+            if end + 1 >= len(key) and tail[end + 1 - len(key) : end + 1] == key:
+                return offset + end
+        return None
+
+
+def _copied(tokens: Sequence[int], drafted: Sequence[int], start: int, room: int) -> list[int]:
+    """`room` tokens from `start` on, repeating what lies between there and the end when it is short."""
+    copied = [*tokens[start : start + room], *drafted[max(0, start - len(tokens)) :]][:room]
+    period = len(copied)
+    return [copied[place % period] for place in range(room)]
