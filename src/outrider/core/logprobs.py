@@ -8,7 +8,7 @@ import numpy as np
 
 from outrider.core.law import Floats
 from outrider.core.records import TokenLogprob
-from outrider.core.target_law import Row, host_row
+from outrider.core.target_law import Row, host_row, kth_largest
 from outrider.errors import ScoreError
 
 
@@ -26,9 +26,10 @@ def token_logprob(row: Row, token_id: int, top: int) -> TokenLogprob:
         raise ScoreError(
             f"no log-probabilities: the largest logit of a row is {peak}; check the target's weights"
         )
-    normalizer = peak + math.log(float(np.exp(logits - peak).sum()))
-    best = tuple((token, float(logits[token]) - normalizer) for token in _best(logits, top))
-    return TokenLogprob(token_id, float(logits[token_id]) - normalizer, best)
+    logits -= peak  # first, so that a large peak does not swallow the logarithm
+    log_total = math.log(float(np.exp(logits).sum()))
+    best = tuple((token, float(logits[token]) - log_total) for token in _best(logits, top))
+    return TokenLogprob(token_id, float(logits[token_id]) - log_total, best)
 
 
 def _best(logits: Floats, count: int) -> list[int]:
@@ -36,7 +37,6 @@ def _best(logits: Floats, count: int) -> list[int]:
     count = min(count, logits.size)
     if count == 0:
         return []
-    threshold = np.partition(logits, logits.size - count)[logits.size - count]
-    candidates = np.flatnonzero(logits >= threshold)
+    candidates = np.flatnonzero(logits >= kth_largest(logits, count))
     order = np.lexsort((candidates, -logits[candidates]))[:count]
     return [int(token) for token in candidates[order]]

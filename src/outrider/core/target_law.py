@@ -120,7 +120,7 @@ def _cut(logits: Floats, sampling: SamplingParams) -> NodeLaw:  # [vocab], maxim
     support is what the highest of the three floors leaves."""
     floor = -math.inf if sampling.min_p == 0.0 else math.log(sampling.min_p)
     if sampling.top_k is not None and sampling.top_k < logits.size:
-        floor = max(floor, _kth_largest(logits, sampling.top_k))
+        floor = max(floor, kth_largest(logits, sampling.top_k))
     if sampling.top_p < 1.0:
         left = logits if floor == -math.inf else logits[logits >= floor]
         floor = max(floor, _nucleus_floor(left, sampling.top_p))
@@ -139,7 +139,7 @@ def _nucleus_floor(logits: Floats, top_p: float) -> float:  # [n], maximum 0
     count = _FIRST_GUESS
     while True:
         if count < logits.size:
-            largest = logits[logits >= _kth_largest(logits, count)]
+            largest = logits[logits >= kth_largest(logits, count)]
         else:
             largest = logits
         largest = np.sort(largest)[::-1]
@@ -151,7 +151,7 @@ def _nucleus_floor(logits: Floats, top_p: float) -> float:  # [n], maximum 0
         count *= 8
 
 
-def _kth_largest(values: Floats, k: int) -> float:
+def kth_largest(values: Floats, k: int) -> float:
     """The k-th largest value, ties counted, for k <= n.
 
     The k-th largest of the column maxima of a [rows, 8 k] view bounds it from below; few values pass it.
