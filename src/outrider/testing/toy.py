@@ -148,7 +148,8 @@ class ToyTarget:
 
     def _check(self, context: Context, tree: TokenTree) -> None:
         """Asserts the invariant between rounds, and that nodes fit vocabulary and context limit."""
-        cached = self._cached.get(context.sequence_id, [])
+        assert context.sequence_id in self._cached, f"sequence {context.sequence_id} was never opened"
+        cached = self._cached[context.sequence_id]
         assert cached == context.tokens[:-1], (
             f"sequence {context.sequence_id}: cached {cached}, but the context is {list(context.tokens)}"
         )

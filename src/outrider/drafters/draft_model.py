@@ -1,0 +1,161 @@
+"""`ModelDrafter`: any language model with the target's tokenizer as the draft model, with its own cache."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from outrider.core.protocols import Chunk, TargetModel
+from outrider.core.records import Budget, Context, Draft, RoundResult, TokenView
+from outrider.drafters.growth import Growth, SampleMethod
+
+_RIDING = 16  # certain tokens that may ride along with a draft; more are cached by a forward of their own
+
+
+class ModelDrafter:
+    """Drafts with `lm`, which keeps its own cache, dtype and device.
+
+    The cache is caught up in `propose` alone, so rounds without a draft cost nothing: certain tokens that
+    `lm` has not cached ride as a chain above the drafted nodes of the first forward and are committed after
+    it. From then on, until the next round, the cache holds exactly `context.tokens[:-1]`.
+
+    Where `lm` takes no trees it drafts chains. A sequence that outgrows the context window of `lm`, or holds
+    a token beyond its vocabulary, is drafted for no longer; `limits` counts such rounds by reason.
+    """
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, lm: TargetModel, *, target_vocab_size: int, topk: int = 1,
+                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC) -> None:  # fmt: skip
+        self.lm = lm
+        self.limits: Counter[str] = Counter()
+        self._growth = Growth(target_vocab_size, topk if lm.supports_trees else 1, sample_method)
+        self._known: dict[int, _Known] = {}
+
+    def ingest(self, context: Context, features: torch.Tensor | None) -> None:
+        """The prompt is read when a draft is asked for."""
+
+    def propose(
+        self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft]
+    ) -> list[Draft]:
+        grown = list(drafts)
+        allowed = [self._allowed(*job) for job in zip(contexts, budgets, drafts)]
+        asked = [i for i, budget in enumerate(allowed) if budget.depth > 0]
+        if asked:
+            self._read([contexts[i] for i in asked])
+            answers = self._growth.grow(
+                [contexts[i] for i in asked],
+                [allowed[i] for i in asked],
+                [drafts[i] for i in asked],
+                self._rows,
+            )
+            for i, draft in zip(asked, answers):
+                grown[i] = draft
+        return grown
+
+    def observe(self, results: Sequence[RoundResult]) -> None:
+        """The text is read when a draft is asked for."""
+
+    def fork(self, parent_id: int, sequence_id: int, length: int) -> None:
+        parent = self._known.get(parent_id)
+        if parent is None:
+            return
+        cached = min(length, parent.cached)
+        self.lm.fork(parent_id, sequence_id, cached)
+        self._known[sequence_id] = _Known(parent.tokens[:cached], cached)
+
+    def forget(self, sequence_id: int) -> None:
+        if self._known.pop(sequence_id, None) is not None:
+            self.lm.release(sequence_id)
+
+    def _allowed(self, context: Context, budget: Budget, draft: Draft) -> Budget:
+        """The budget within the draft model's window; depth 0 where it must not, or need not, be asked."""
+        depth, room = budget.depth, budget.nodes - len(draft)
+        if not draft.nodes.is_chain or room <= 0 or len(draft) >= depth:
+            return Budget(0, 0)
+        if self.lm.max_length is not None:
+            depth = min(depth, self.lm.max_length - len(context.tokens))
+        if depth <= len(draft):
+            return self._refused(context, "draft_context_window")
+        if self._has_unknown_token(context, draft):
+            return self._refused(context, "draft_vocabulary")
+        return Budget(depth, budget.nodes)
+
+    def _refused(self, context: Context, reason: str) -> Budget:
+        self.limits[reason] += 1
+        self.forget(context.sequence_id)
+        return Budget(0, 0)
+
+    def _has_unknown_token(self, context: Context, draft: Draft) -> bool:
+        """Whether a token not looked at before lies beyond the draft model's vocabulary."""
+        known = self._known.get(context.sequence_id)
+        new = context.tokens[len(known.tokens) if known else 0 :]
+        return max((*new, *draft.nodes.tokens), default=0) >= self.lm.vocab_size
+
+    def _read(self, contexts: Sequence[Context]) -> None:
+        """Takes in what became certain; a prompt or a long backlog is cached at once, for all in one call."""
+        chunks = []
+        for context in contexts:
+            is_new = context.sequence_id not in self._known
+            known = self._known.setdefault(context.sequence_id, _Known())
+            known.tokens += context.tokens[len(known.tokens) :]
+            pending = len(context.tokens) - 1
+            if known.cached > pending:  # forked at the very end of a text
+                self.lm.rewind(context.sequence_id, pending)
+                known.cached = pending
+            elif is_new or pending - known.cached > _RIDING:
+                chunks.append(Chunk(context.sequence_id, known.tokens[known.cached : pending]))
+                known.cached = pending
+        if chunks:
+            self.lm.extend(chunks)
+
+    def _rows(self, contexts: Sequence[Context], drafts: Sequence[Draft]) -> list[torch.Tensor]:
+        """Rows [n + 1, draft vocab] of pending token and nodes; what rode along is cached afterwards."""
+        riders = [self._known[context.sequence_id].riders() for context in contexts]
+        seen = [self._seen(context) for context in contexts]
+        trees = [_below(riding, draft) for riding, draft in zip(riders, drafts)]
+        scores = self.lm.score(seen, trees)
+        rows = [score.logits[len(riding) :] for score, riding in zip(scores, riders)]
+        results = []
+        for context, riding, tree, score in zip(contexts, riders, trees, scores):
+            if riding:
+                nodes = tuple(range(len(riding)))
+                results.append(RoundResult(context.sequence_id, riding, nodes, tree, score))
+        if results:
+            self.lm.commit(results)
+        for context in contexts:
+            self._known[context.sequence_id].cached = len(context.tokens) - 1
+            assert self.lm.cached_length(context.sequence_id) == len(context.tokens) - 1, (
+                "draft cache out of step"
+            )
+        return rows
+
+    def _seen(self, context: Context) -> Context:
+        """The context as far as the draft model knows it: what it has cached, and one pending token."""
+        known = self._known[context.sequence_id]
+        return replace(context, tokens=TokenView(known.tokens, known.cached + 1))
+
+
+@dataclass
+class _Known:
+    """A sequence as the draft model knows it: its certain tokens, and how many of them are cached."""
+
+    tokens: list[int] = field(default_factory=list)
+    cached: int = 0
+
+    def riders(self) -> tuple[int, ...]:
+        """Certain tokens after the one that is pending for the draft model."""
+        return tuple(self.tokens[self.cached + 1 :])
+
+
+def _below(riding: tuple[int, ...], draft: Draft) -> Draft:
+    """The draft hung below a chain of certain tokens; only its shape matters, so all are point masses."""
+    if not riding:
+        return draft
+    shift = len(riding)
+    parents: list[int | None] = [None, *range(shift - 1)]
+    parents += [shift - 1 if parent is None else parent + shift for parent in draft.nodes.parents]
+    return Draft.tree((*riding, *draft.nodes.tokens), parents)
