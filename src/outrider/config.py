@@ -66,6 +66,8 @@ class SpeculativeConfig:
     num_speculative_tokens_per_batch_size: Sequence[Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.method, (str, list, tuple)):
+            raise ConfigError(f"method must be a name or a list of names, not {self.method!r}")
         methods = (self.method,) if isinstance(self.method, str) else tuple(self.method)
         object.__setattr__(self, "method", methods[0] if len(methods) == 1 else methods)
         self._check_methods()
@@ -81,13 +83,17 @@ class SpeculativeConfig:
         if isinstance(settings, SpeculativeConfig):
             return settings
         if not isinstance(settings, Mapping):
-            raise ConfigError(f"speculative_config must be a mapping such as {{'method': 'ngram'}}, not {settings!r}")
+            raise ConfigError(
+                f"speculative_config must be a mapping such as {{'method': 'ngram'}}, not {settings!r}"
+            )
         known = [f.name for f in fields(SpeculativeConfig)]
         for key in settings:
             if key in FUTURE_KEYS:
                 raise ConfigError(f"speculative_config: {key!r} is not supported yet; remove it")
             if key not in known:
-                raise ConfigError(f"speculative_config: unknown key {key!r}{nearest(str(key), [*known, *FUTURE_KEYS])}")
+                raise ConfigError(
+                    f"speculative_config: unknown key {key!r}{nearest(str(key), [*known, *FUTURE_KEYS])}"
+                )
         given = dict(settings)
         if "method" not in given:
             given["method"] = _implied_method(given)
@@ -126,9 +132,13 @@ class SpeculativeConfig:
             if not isinstance(name, str):
                 raise ConfigError(f"method must be a name or a list of names, not {name!r}")
             if name in FUTURE_METHODS:
-                raise ConfigError(f"method {name!r} is not supported yet; available: {', '.join(BUILT_IN_METHODS)}")
+                raise ConfigError(
+                    f"method {name!r} is not supported yet; available: {', '.join(BUILT_IN_METHODS)}"
+                )
         if len(self.methods) > 1 and ("none" in self.methods or len(set(self.methods)) < len(self.methods)):
-            raise ConfigError(f"method {list(self.methods)!r}: a list names each drafter once, and not 'none'")
+            raise ConfigError(
+                f"method {list(self.methods)!r}: a list names each drafter once, and not 'none'"
+            )
 
     def _check_values(self) -> None:
         for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "assistant_early_exit",
@@ -150,7 +160,9 @@ class SpeculativeConfig:
         own_names = [name for name in self.methods if name not in BUILT_IN_METHODS]
         for key, owners in _OWNERS.items():
             if getattr(self, key) is not None and not own_names and not set(owners) & set(self.methods):
-                raise ConfigError(f"{key} belongs to method {' or '.join(owners)}, not to {', '.join(self.methods)}")
+                raise ConfigError(
+                    f"{key} belongs to method {' or '.join(owners)}, not to {', '.join(self.methods)}"
+                )
         if "draft_model" in self.methods and self.model is None:
             raise ConfigError("method 'draft_model' needs 'model': the draft's hub id, folder or file")
         if self.methods == ("none",) and self.num_speculative_tokens is not None:
@@ -164,11 +176,17 @@ class SpeculativeConfig:
             raise ConfigError(f"prompt_lookup_min {low} is above prompt_lookup_max {high}")
         steps, tokens = self.num_steps, self.num_speculative_tokens
         if steps is not None and tokens is not None and steps != tokens:
-            raise ConfigError(f"num_steps {steps} contradicts num_speculative_tokens {tokens}: both are the draft's depth")
+            raise ConfigError(
+                f"num_steps {steps} contradicts num_speculative_tokens {tokens}: both are the draft's depth"
+            )
         if self.children > 1 and self.rejection_sample_method == "block":
-            raise ConfigError("rejection_sample_method 'block' judges chains; use 'traversal' or 'standard' with a tree")
+            raise ConfigError(
+                "rejection_sample_method 'block' judges chains; use 'traversal' or 'standard' with a tree"
+            )
         if self.rejection_sample_method is not None and self.guarantee == "same_text":
-            raise ConfigError("rejection_sample_method needs guarantee 'same_distribution'; same_text matches tokens")
+            raise ConfigError(
+                "rejection_sample_method needs guarantee 'same_distribution'; same_text matches tokens"
+            )
 
 
 def _implied_method(given: Mapping[str, Any]) -> str:
@@ -188,7 +206,9 @@ def _layer_list(value: Any) -> tuple[int, ...]:
 
 def _schedule(value: Any) -> tuple[tuple[int, int, int], ...]:
     """`[[start, end, K], ...]`: batch sizes from start to end draft K tokens."""
-    message = f"num_speculative_tokens_per_batch_size must be [[start, end, K], ...] without overlap, not {value!r}"
+    message = (
+        f"num_speculative_tokens_per_batch_size must be [[start, end, K], ...] without overlap, not {value!r}"
+    )
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ConfigError(message)
     rows: list[tuple[int, int, int]] = []

@@ -83,7 +83,7 @@ class Tokenizer:
         return None if self._template is None else self._template.fingerprint
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a raw prompt, with BOS where the model wants it; special tokens written in it are recognised.
+        """Ids of a raw prompt, with BOS where the model wants it; special tokens in it are recognised.
 
         Raises `ParameterError` for what is not a text.
         """

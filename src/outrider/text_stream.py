@@ -139,7 +139,7 @@ class StopChecker:
         return self._search(recent, before + len(new) - len(recent), before) if new else None
 
     def _search(self, recent: str, start: int, before: int) -> StopHit | None:
-        """The first match in `recent`, text from `start` on, that ends after `before` and the unsearched text."""
+        """The first match in `recent` (text from `start` on) ending after `before` and what is unsearched."""
         earliest = max(before, self._unsearched) + 1 - start  # where in `recent` a match may end
         found = [recent.find(stop, max(0, earliest - len(stop))) for stop in self._stop]
         hits = [index for index in found if index >= 0]

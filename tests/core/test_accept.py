@@ -78,7 +78,9 @@ def drawn_draft(noise: BranchingNoise, q: LawOf, widths: tuple[int, ...], fixed:
     return Draft(TokenTree(tuple(tokens), tuple(parents)), tuple(tuple(g) for g in groups))
 
 
-def emitted_law(rule: AcceptanceRule, p: LawOf, draft_of: Callable[[BranchingNoise], Draft], length: int) -> dict[Prefix, float]:
+def emitted_law(
+    rule: AcceptanceRule, p: LawOf, draft_of: Callable[[BranchingNoise], Draft], length: int
+) -> dict[Prefix, float]:
     """The law of the first `length` tokens: what a round emits, then plain sampling from p."""
 
     def run(noise: BranchingNoise) -> Prefix:
@@ -104,7 +106,9 @@ def plain_law(p: LawOf, length: int) -> dict[Prefix, float]:
     return law
 
 
-def error_of(rule: AcceptanceRule, p: LawOf, draft_of: Callable[[BranchingNoise], Draft], length: int) -> float:
+def error_of(
+    rule: AcceptanceRule, p: LawOf, draft_of: Callable[[BranchingNoise], Draft], length: int
+) -> float:
     found, wanted = emitted_law(rule, p, draft_of, length), plain_law(p, length)
     return max(abs(found.get(t, 0.0) - wanted.get(t, 0.0)) for t in found.keys() | wanted.keys())
 
@@ -125,7 +129,9 @@ def test_a_chain_of_depth_three_over_five_tokens_keeps_the_target_law(rule: Acce
 
 
 @pytest.mark.parametrize("rule", TREE_RULES, ids=lambda r: type(r).__name__)
-@pytest.mark.parametrize(("vocab", "widths"), [(3, (2, 2)), (3, (3, 1)), (4, (2, 1)), (5, (3,)), (4, (4,)), (3, (2, 1, 1))])
+@pytest.mark.parametrize(
+    ("vocab", "widths"), [(3, (2, 2)), (3, (3, 1)), (4, (2, 1)), (5, (3,)), (4, (4,)), (3, (2, 1, 1))]
+)
 @pytest.mark.parametrize("zeros", [0.0, 0.4])
 def test_trees_drawn_without_replacement_keep_the_target_law(
     rule: AcceptanceRule, vocab: int, widths: tuple[int, ...], zeros: float
@@ -177,7 +183,9 @@ def test_a_draft_with_the_target_s_own_law_is_always_accepted(rule: AcceptanceRu
 
     def judged(noise: BranchingNoise) -> Verdict:
         draft = drawn_draft(noise, p, (1, 1, 1))
-        return rule.judge(draft, lambda row: NodeLaw.of_probs(p(draft.nodes.path_tokens(row - 1) if row else ())), noise)
+        return rule.judge(
+            draft, lambda row: NodeLaw.of_probs(p(draft.nodes.path_tokens(row - 1) if row else ())), noise
+        )
 
     assert sum(c for c, v in outcomes(judged) if len(v.accepted) == 3) == pytest.approx(1.0, abs=1e-12)
     assert error_of(rule, p, lambda n: drawn_draft(n, p, (1, 1)), 3) < 1e-12
@@ -228,7 +236,9 @@ def test_sorting_drawn_siblings_is_caught(rule: AcceptanceRule) -> None:
 
     def sorted_siblings(noise: BranchingNoise) -> Draft:
         tokens = sorted(noise.draw(NodeLaw.of_probs(q(())), 2, Place(0, 0)), key=lambda t: -q(())[t])
-        return Draft(TokenTree(tuple(tokens), (None, None)), ((Group(DrawnWithoutReplacement(q(())), (0, 1)),), (), ()))
+        return Draft(
+            TokenTree(tuple(tokens), (None, None)), ((Group(DrawnWithoutReplacement(q(())), (0, 1)),), (), ())
+        )
 
     assert error_of(rule, p, sorted_siblings, 2) > 1e-3
 
@@ -241,7 +251,9 @@ def test_pruning_drawn_siblings_is_caught(rule: AcceptanceRule) -> None:
         drawn = noise.draw(NodeLaw.of_probs(q(())), 2, Place(0, 0))
         kept = [t for t in drawn if q(())[t] > 0.3] or list(drawn[:1])
         nodes = TokenTree(tuple(kept), (None,) * len(kept))
-        return Draft(nodes, ((Group(DrawnWithoutReplacement(q(())), tuple(range(len(kept)))),), *((),) * len(kept)))
+        return Draft(
+            nodes, ((Group(DrawnWithoutReplacement(q(())), tuple(range(len(kept)))),), *((),) * len(kept))
+        )
 
     assert error_of(rule, p, pruned, 2) > 1e-3
 
@@ -301,7 +313,11 @@ def test_noise_match_equals_an_argmax_over_the_same_noise_whatever_the_draft(sha
         for depth in range(4):
             law = NodeLaw.of_probs(p(tuple(text)))
             text.append(noise.argmax(law, Place(depth, 0)))
-        for draft in (Draft.chain(shape), Draft.chain(text[:3]), Draft.tree((0, 1, 2, 3, text[1]), (None, None, None, None, text[0]))):
+        for draft in (
+            Draft.chain(shape),
+            Draft.chain(text[:3]),
+            Draft.tree((0, 1, 2, 3, text[1]), (None, None, None, None, text[0])),
+        ):
             laws = lambda row, d=draft: NodeLaw.of_probs(p(d.nodes.path_tokens(row - 1) if row else ()))  # noqa: E731
             verdict = NoiseMatch().judge(draft, laws, noise)
             emitted = [*(draft.nodes.tokens[n] for n in verdict.accepted), verdict.next_token]

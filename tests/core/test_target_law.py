@@ -210,8 +210,8 @@ def test_a_nucleus_is_found_without_sorting_the_vocabulary(monkeypatch: pytest.M
 
 EVERYTHING: dict[str, Any] = {
     "temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.01, "repetition_penalty": 1.2,
-    "presence_penalty": 0.3, "frequency_penalty": 0.4, "no_repeat_ngram_size": 3, "min_tokens": 8, "stop_token_ids": [5],
-    "logit_bias": {2: 1.5, 7: -2.0}, "bad_word_ids": ((3,), (1, 4)), "stop_ids": [0],
+    "presence_penalty": 0.3, "frequency_penalty": 0.4, "no_repeat_ngram_size": 3, "min_tokens": 8,
+    "stop_token_ids": [5], "logit_bias": {2: 1.5, 7: -2.0}, "bad_word_ids": ((3,), (1, 4)), "stop_ids": [0],
 }  # fmt: skip
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.0},

@@ -160,7 +160,9 @@ def proposals(draft: Draft, row: int) -> Iterator[Proposal]:
             yield from _without_replacement(group.nodes, tokens, group.law.probs)
 
 
-def _without_replacement(nodes: tuple[int, ...], tokens: tuple[int, ...], probs: Floats) -> Iterator[Proposal]:
+def _without_replacement(
+    nodes: tuple[int, ...], tokens: tuple[int, ...], probs: Floats
+) -> Iterator[Proposal]:
     remaining = probs
     for node in nodes:
         yield Proposal(node, tokens[node], remaining)

@@ -105,7 +105,9 @@ class RoundNoise:
     def ranked(self, law: NodeLaw, count: int, place: Place) -> tuple[int, ...]:
         if law.greedy:
             return _best(law, law.logits, count)
-        return _best(law, law.logits + gumbel(self.seed, self.start + place.depth, _ids(law), Purpose.TEXT), count)
+        return _best(
+            law, law.logits + gumbel(self.seed, self.start + place.depth, _ids(law), Purpose.TEXT), count
+        )
 
     def draw(self, law: NodeLaw, count: int, place: Place) -> tuple[int, ...]:
         return _best(law, law.logits + self._gumbel(law, Purpose.DRAFT, place), count)

@@ -91,7 +91,9 @@ class Drafter(Protocol):
     def ingest(self, context: Context, features: torch.Tensor | None) -> None:
         """Prompt tokens that the target has cached, with features [n, taps, hidden] of the newest n of them."""
 
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft]) -> list[Draft]:
+    def propose(
+        self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft]
+    ) -> list[Draft]:
         """Returns a draft per context that contains `drafts[i]` unchanged, within `budgets[i]`; may be empty.
 
         May append nodes below existing ones, never remove or reorder: so methods chain.

@@ -30,14 +30,18 @@ class RequestSpeculation:
             if key not in known:
                 raise ParameterError(f"speculative: unknown key {key!r}{nearest(key, known)}")
         if options.get("method") is not None:
-            raise ParameterError("speculative: 'method' cannot be chosen per request yet; set it on the engine")
+            raise ParameterError(
+                "speculative: 'method' cannot be chosen per request yet; set it on the engine"
+            )
         off = options.get("off", False)
         if not isinstance(off, bool):
             raise ParameterError(f"speculative: off must be true or false, not {off!r}")
         n_max = options.get("n_max")
         if n_max is not None:
             n_max = _integer("speculative.n_max", n_max, at_least=0)
-        return RequestSpeculation(off, n_max, _integer("speculative.n_min", options.get("n_min", 0), at_least=0))
+        return RequestSpeculation(
+            off, n_max, _integer("speculative.n_min", options.get("n_min", 0), at_least=0)
+        )
 
     def cap(self, depth: int) -> int:
         """The draft length this request allows when the engine would draft `depth` tokens."""
@@ -88,7 +92,9 @@ class SamplingParams:
         put("temperature", _number("temperature", self.temperature, 0.0, math.inf))
         put("top_p", _number("top_p", self.top_p, 0.0, 1.0))
         if self.top_p == 0.0:
-            raise ParameterError("top_p must be above 0 and at most 1, not 0.0; for greedy text set temperature=0")
+            raise ParameterError(
+                "top_p must be above 0 and at most 1, not 0.0; for greedy text set temperature=0"
+            )
         put("top_k", _top_k(self.top_k))
         put("min_p", _number("min_p", self.min_p, 0.0, 1.0))
         put("repetition_penalty", _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf))
@@ -98,10 +104,16 @@ class SamplingParams:
             put(name, _number(name, getattr(self, name), -math.inf, math.inf))
         put("logit_bias", _logit_bias(self.logit_bias))
         if self.seed is not None:
-            put("seed", _integer("seed", self.seed, at_least=-(_SEED_LIMIT >> 1), below=_SEED_LIMIT) % _SEED_LIMIT)
+            put(
+                "seed",
+                _integer("seed", self.seed, at_least=-(_SEED_LIMIT >> 1), below=_SEED_LIMIT) % _SEED_LIMIT,
+            )
         put("stop", _strings("stop", self.stop))
         put("bad_words", _strings("bad_words", self.bad_words))
-        put("stop_token_ids", tuple(_integer("stop_token_ids", t, at_least=0) for t in _items(self, "stop_token_ids")))
+        put(
+            "stop_token_ids",
+            tuple(_integer("stop_token_ids", t, at_least=0) for t in _items(self, "stop_token_ids")),
+        )
         put("max_tokens", _integer("max_tokens", self.max_tokens, at_least=1))
         put("min_tokens", _integer("min_tokens", self.min_tokens, at_least=0))
         if self.min_tokens > self.max_tokens:
@@ -113,7 +125,9 @@ class SamplingParams:
         if isinstance(self.speculative, Mapping):
             put("speculative", RequestSpeculation.from_mapping(self.speculative))
         elif not isinstance(self.speculative, RequestSpeculation):
-            raise ParameterError(f"speculative must be a mapping such as {{'off': true}}, not {self.speculative!r}")
+            raise ParameterError(
+                f"speculative must be a mapping such as {{'off': true}}, not {self.speculative!r}"
+            )
 
     @staticmethod
     def from_mapping(options: Mapping[str, Any]) -> SamplingParams:

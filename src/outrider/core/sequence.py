@@ -37,8 +37,8 @@ class TextTracker(Protocol):
     def delta(self) -> str:
         """New text since the last call that no later token can change or withdraw."""
 
-    def finish(self) -> str:
-        """Ends the text; returns what `delta` had held back."""
+    def finish(self) -> None:
+        """Ends the text: what was held back belongs to it and to the next `delta`."""
 
     @property
     def text(self) -> str:
@@ -59,8 +59,8 @@ class TokensOnly:
     def delta(self) -> str:
         return ""
 
-    def finish(self) -> str:
-        return ""
+    def finish(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,9 @@ class Sequence:
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
-        self.law = TargetLaw(sampling, prompt=request.prompt, stop_ids=self._stop_ids, bad_word_ids=request.bad_word_ids)
+        self.law = TargetLaw(
+            sampling, prompt=request.prompt, stop_ids=self._stop_ids, bad_word_ids=request.bad_word_ids
+        )
         self._tracker = tracker or TokensOnly()
         self._log = list(request.prompt)
         self._length_cap = len(request.prompt) + sampling.max_tokens
@@ -186,7 +188,8 @@ class Sequence:
 
     def _finish(self, reason: FinishReason) -> None:
         self.finish_reason = reason
-        rest = self._tracker.finish()
+        self._tracker.finish()
+        rest = self._tracker.delta()
         if rest and self.pieces:
             last = self.pieces[-1]
             self.pieces[-1] = Piece(last.token_id, last.text + rest, last.from_draft)
@@ -213,5 +216,3 @@ class _Counters:
     def stats(self) -> SpeculationStats:
         return SpeculationStats(self._rounds, self._steps, self._drafted, self._accepted, self._emitted,
                                 self._num_spec_tokens, tuple(self._histogram))  # fmt: skip
-
-

@@ -57,7 +57,9 @@ class Engine:
         wanted = self._parts.controller.budgets([s.context() for s in self._running], self.unfinished)
         budgets = [sequence.budget(budget) for sequence, budget in zip(self._running, wanted)]
         try:
-            return run_round(self._parts.target, self._parts.drafter, self._parts.rules, self._running, budgets)
+            return run_round(
+                self._parts.target, self._parts.drafter, self._parts.rules, self._running, budgets
+            )
         except BaseException:
             self.abort_all()
             raise

@@ -1,0 +1,267 @@
+"""`LLM`: the facade that joins model, tokenizer, drafter and engine. The only place that wires parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from outrider.config import SpeculativeConfig
+from outrider.core.protocols import Chunk, TargetModel
+from outrider.core.records import Budget, Completion, Context, Draft, Guarantee, RoundResult
+from outrider.core.rules import RejectionMethod, RuleBook
+from outrider.core.sampling import SamplingParams
+from outrider.core.sequence import Sequence as Running
+from outrider.drafters.registry import DrafterSetup, build_drafter
+from outrider.engine.controller import BatchSizeController, Controller, FixedController
+from outrider.engine.engine import Engine, Parts, run_to_end
+from outrider.errors import ConfigError, GenerationError, ParameterError
+from outrider.intake import Intake, Limits, Prompt, as_params, as_prompts
+from outrider.models.load import load, resolve
+from outrider.pairing import load_draft
+from outrider.stream import Delta, TextStream
+from outrider.text import Tokenizer, load_tokenizer
+
+logger = logging.getLogger("outrider")
+
+LOGIT_ROWS = 64
+"""Rows per forward of `LLM.logits`: enough to be quick, few enough to bound its memory."""
+
+SpeculativeSettings = Mapping[str, Any] | SpeculativeConfig | None
+
+
+class LLM:
+    """A model with a drafter, ready to write.
+
+    `model`: a name (`smollm2-135m`), a GGUF file, a folder of safetensors, or a hub id in the local cache. `target`: which
+    implementation runs it. `dtype`: "auto", "float32" or "bfloat16". `speculative_config`: vLLM's keys; None is plain decoding.
+    Raises `ModelLoadError`, `ConfigError` or `PairError`. Not safe to use from two threads at once.
+    """
+
+    def __init__(self, model: str, *, target: str = "auto", dtype: str = "auto", device: str = "cpu",
+                 threads: int | None = None, speculative_config: SpeculativeSettings = None) -> None:  # fmt: skip
+        config = SpeculativeConfig.of(speculative_config)
+        source = resolve(model)
+        loaded = load(source, target=target, dtype=dtype, device=device, threads=threads)
+        self._join(loaded, load_tokenizer(source), config, threads)
+
+    @classmethod
+    def from_model(
+        cls, hf_model: Any, tokenizer: Any, *, speculative_config: SpeculativeSettings = None
+    ) -> LLM:
+        """Wraps a transformers model and tokenizer that the caller holds; nothing is reloaded or changed."""
+        from outrider.models.hf import HfTarget
+
+        config = SpeculativeConfig.of(speculative_config)
+        held = (
+            tokenizer
+            if isinstance(tokenizer, Tokenizer)
+            else Tokenizer.of_transformers(tokenizer, _eos_ids(hf_model))
+        )
+        return cls.from_parts(HfTarget.wrap(hf_model), held, speculative_config=config)
+
+    @classmethod
+    def from_parts(
+        cls, target: TargetModel, tokenizer: Tokenizer, *, speculative_config: SpeculativeSettings = None
+    ) -> LLM:
+        """Joins a target and a tokenizer that are loaded already."""
+        llm = cls.__new__(cls)
+        llm._join(target, tokenizer, SpeculativeConfig.of(speculative_config), None)
+        return llm
+
+    def with_speculation(self, speculative_config: SpeculativeSettings) -> LLM:
+        """The same loaded target under other speculative settings. Use one of the two at a time."""
+        return LLM.from_parts(self.target, self.tokenizer, speculative_config=speculative_config)
+
+    def generate(self, prompts: Prompt | Sequence[Prompt],
+                 params: SamplingParams | Sequence[SamplingParams] | None = None) -> list[Completion]:  # fmt: skip
+        """One completion per prompt, in input order, written in batched rounds.
+
+        Raises `ParameterError` before anything runs, and `GenerationError` after everything ran if some requests failed.
+        """
+        listed, _ = as_prompts(prompts)
+        settings = as_params(params, len(listed))
+        requests = [self._intake.requests(prompt, sampling) for prompt, sampling in zip(listed, settings)]
+        running = [
+            [self._engine.submit(r, self._intake.tracker(r.sampling)) for r in choices]
+            for choices in requests
+        ]
+        run_to_end(self._engine, [sequence for choices in running for sequence in choices])
+        completions = [self._with_choices(choices) for choices in running]
+        self._raise_failures(completions)
+        return completions
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
+        """The deltas of one completion as they become certain; close or abort it to stop early."""
+        listed, single = as_prompts(prompt)
+        sampling = as_params(params, 1)[0]
+        if not single:
+            raise ParameterError("stream takes one prompt; use generate for a list")
+        if sampling.n != 1:
+            raise ParameterError(f"n must be 1 when streaming, not {sampling.n}")
+        [request] = self._intake.requests(listed[0], sampling)
+        return TextStream(
+            self._engine, self._engine.submit(request, self._intake.tracker(sampling)), self._completion
+        )
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Completion:
+        """The assistant's answer to a conversation, through the model's own chat template."""
+        return self.generate(self.tokenizer.chat(messages).token_ids, params)[0]
+
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Teacher-forced raw logits, float32 [n, vocab] on the host: row i follows `token_ids[: i + 1]`."""
+        [request] = self._intake.requests(list(token_ids), SamplingParams(temperature=0.0))
+        tokens, sequence_id = request.prompt, request.request_id
+        rows: list[torch.Tensor] = []
+        self.target.extend([Chunk(sequence_id, ())])
+        for start in range(0, len(tokens), LOGIT_ROWS):
+            piece = tokens[start : start + LOGIT_ROWS + 1]
+            context = Context.of(tokens[: start + 1], sequence_id=sequence_id)
+            draft = Draft.chain(piece[1:LOGIT_ROWS])
+            [scores] = self.target.score([context], [draft])
+            rows.append(scores.logits.to("cpu", torch.float32, copy=True))
+            kept = tuple(range(len(draft)))
+            self.target.commit([RoundResult(sequence_id, piece[1:], kept, draft, scores)])
+        self.target.release(sequence_id)
+        return torch.cat(rows)
+
+    @property
+    def guarantee(self) -> str:
+        """What holds for every text: the configured guarantee, qualified where the target is not row-invariant."""
+        if self.config.guarantee == Guarantee.SAME_TEXT.value and not self.target.row_invariant:
+            return "same_text up to rounding ties"
+        return self.config.guarantee
+
+    @property
+    def guarantee_reason(self) -> str:
+        """Why `guarantee` is what it is, in one sentence."""
+        if self.target.row_invariant:
+            return "the target's logits are bitwise equal at any width"
+        name = type(self.target).__name__
+        return f"{name} may round a row differently in a wider pass, which can move a near tie between two tokens"
+
+    def _join(
+        self, target: TargetModel, tokenizer: Tokenizer, config: SpeculativeConfig, threads: int | None
+    ) -> None:
+        config = _fitting(config, target)
+        self.target = target
+        self.tokenizer = tokenizer
+        self.config = config
+        self._intake = Intake(
+            tokenizer, Limits(target.vocab_size, target.max_length), Guarantee(config.guarantee)
+        )
+        setup = DrafterSetup(config, target, lambda: load_draft(config, tokenizer, target, threads))
+        method = config.rejection_sample_method
+        self._engine = Engine(
+            Parts(
+                target=target,
+                drafter=build_drafter(setup),
+                rules=RuleBook(None if method is None else RejectionMethod(method)),
+                controller=_controller(config),
+                num_spec_tokens=config.depth,
+            )
+        )
+
+    def _completion(self, running: Running) -> Completion:
+        sampling = running.request.sampling
+        return Completion(
+            text=running.text,
+            token_ids=running.token_ids,
+            finish_reason=running.finish_reason.value if running.finish_reason else "abort",
+            seed=running.request.seed,
+            guarantee=self.guarantee,
+            stats=running.stats,
+            prompt_tokens=len(running.request.prompt),
+            logprobs=None if sampling.logprobs is None else tuple(running.logprobs),
+            from_draft=tuple(piece.from_draft for piece in running.pieces),
+            error=running.error,
+        )
+
+    def _with_choices(self, choices: Sequence[Running]) -> Completion:
+        completions = tuple(self._completion(running) for running in choices)
+        if len(completions) == 1:
+            return completions[0]
+        return dataclasses.replace(completions[0], choices=completions)
+
+    def _raise_failures(self, completions: list[Completion]) -> None:
+        failed = [
+            (i, c.error) for i, done in enumerate(completions) for c in (done.choices or (done,)) if c.error
+        ]
+        if failed:
+            index, error = failed[0]
+            more = f" ({len(failed)} requests failed)" if len(failed) > 1 else ""
+            raise GenerationError(f"prompt {index}: {error}{more}", list(completions))
+
+
+def generate_with(hf_model: Any, tokenizer: Any, prompts: Prompt | Sequence[Prompt],
+                  params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+                  speculative_config: SpeculativeSettings = None, **assistant: Any) -> list[Completion]:  # fmt: skip
+    """Generates with a transformers model the caller holds, in one call.
+
+    Also takes Transformers' spellings: `assistant_model`, `num_assistant_tokens`, `prompt_lookup_num_tokens`,
+    `assistant_early_exit`. They cannot be mixed with `speculative_config`.
+    """
+    if assistant and speculative_config is not None:
+        raise ConfigError(
+            f"{', '.join(assistant)} cannot be mixed with speculative_config: use one of the two"
+        )
+    config = _from_assistant_names(assistant) if assistant else SpeculativeConfig.of(speculative_config)
+    return LLM.from_model(hf_model, tokenizer, speculative_config=config).generate(prompts, params)
+
+
+def _from_assistant_names(given: Mapping[str, Any]) -> SpeculativeConfig:
+    known = ("assistant_model", "num_assistant_tokens", "prompt_lookup_num_tokens", "assistant_early_exit")
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"generate_with: unknown argument {name!r}; known: {', '.join(known)}")
+    ways = [name for name in known if name != "num_assistant_tokens" and given.get(name) is not None]
+    if len(ways) > 1:
+        raise ConfigError(f"{' and '.join(ways)} contradict each other: choose one way to draft")
+    tokens = given.get("num_assistant_tokens")
+    if not ways:
+        raise ConfigError(
+            f"num_assistant_tokens needs one of {', '.join(k for k in known if k != 'num_assistant_tokens')}"
+        )
+    settings: dict[str, Any] = {"num_speculative_tokens": tokens} if tokens is not None else {}
+    if ways[0] == "assistant_model":
+        settings.update(method="draft_model", model=given["assistant_model"])
+    elif ways[0] == "assistant_early_exit":
+        settings.update(method="self_draft", assistant_early_exit=given["assistant_early_exit"])
+    else:
+        if tokens is not None:
+            raise ConfigError(
+                "num_assistant_tokens contradicts prompt_lookup_num_tokens: both are the draft's length"
+            )
+        settings.update(method="ngram", num_speculative_tokens=given["prompt_lookup_num_tokens"])
+    return SpeculativeConfig.of(settings)
+
+
+def _eos_ids(hf_model: Any) -> tuple[int, ...]:
+    """The end-of-text ids of a transformers model's generation settings; empty when it names none."""
+    settings = getattr(hf_model, "generation_config", None) or hf_model.config
+    ids = getattr(settings, "eos_token_id", None)
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def _fitting(config: SpeculativeConfig, target: TargetModel) -> SpeculativeConfig:
+    """The settings without trees where the target cannot score them, with a line saying so."""
+    if config.children == 1 or target.supports_trees:
+        return config
+    logger.warning("%s takes no tree mask: drafting chains instead of trees", type(target).__name__)
+    return dataclasses.replace(config, topk=None, tree_budget=None)
+
+
+def _controller(config: SpeculativeConfig) -> Controller:
+    budget = Budget(config.depth, config.nodes)
+    schedule = config.num_speculative_tokens_per_batch_size
+    if schedule is None:
+        return FixedController(budget)
+    return BatchSizeController(tuple((first, last, depth) for first, last, depth in schedule), budget)
+
+
+__all__ = ["LLM", "Delta", "generate_with"]

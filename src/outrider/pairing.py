@@ -1,0 +1,50 @@
+"""Pairing: loads the draft model of a target and checks that the two share a vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.config import SpeculativeConfig
+from outrider.core.protocols import TargetModel
+from outrider.errors import ModelLoadError, PairError
+from outrider.models.load import load, resolve
+from outrider.models.pair import PairVerdict, compare_vocabularies
+from outrider.text import Tokenizer, load_tokenizer
+
+
+def check_pair(target_tokenizer: Tokenizer, target: TargetModel, draft_tokenizer: Tokenizer,
+               draft: TargetModel) -> PairVerdict:  # fmt: skip
+    """Compares the two vocabularies token by token; rows beyond the tokenizer's ids are padding."""
+    return compare_vocabularies(
+        target_tokenizer.vocabulary(), draft_tokenizer.vocabulary(), target.vocab_size, draft.vocab_size
+    )
+
+
+def load_draft(config: SpeculativeConfig, target_tokenizer: Tokenizer, target: TargetModel,
+               threads: int | None) -> TargetModel:  # fmt: skip
+    """The configured draft model on its own device and dtype. Raises `PairError` when the vocabularies differ."""
+    if not isinstance(config.model, str):
+        return _held_model(config.model)
+    source = resolve(config.model, revision=config.revision)
+    draft = load(
+        source, dtype=config.draft_dtype or "auto", device=config.draft_device or "cpu", threads=threads
+    )
+    verdict = check_pair(target_tokenizer, target, load_tokenizer(source), draft)
+    if verdict.verdict == "incompatible":
+        raise PairError(
+            f"draft model {config.model!r} does not share the target's vocabulary: {verdict.first_difference}"
+        )
+    return draft
+
+
+def _held_model(model: Any) -> TargetModel:
+    """A draft that the caller holds: a target of ours, or a transformers model."""
+    if isinstance(model, TargetModel):
+        return model
+    if not hasattr(model, "config"):
+        raise ModelLoadError(
+            f"'model' must be a name, a folder, a file or a loaded model, not {type(model).__name__}"
+        )
+    from outrider.models.hf import HfTarget
+
+    return HfTarget.wrap(model)

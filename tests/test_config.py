@@ -1,0 +1,82 @@
+"""Engine settings: what is accepted, and that every mistake is one clear error."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.config import SpeculativeConfig
+from outrider.errors import ConfigError
+
+
+def test_no_settings_is_plain_decoding() -> None:
+    config = SpeculativeConfig.of(None)
+    assert config.methods == ("none",)
+    assert config.depth == 0
+
+
+def test_defaults_follow_the_method() -> None:
+    assert SpeculativeConfig.of({"method": "ngram"}).depth == 8
+    assert SpeculativeConfig.of({"method": "draft_model", "model": "m"}).depth == 4
+    assert SpeculativeConfig.of({"model": "m"}).methods == ("draft_model",)
+    assert SpeculativeConfig.of({"method": ["ngram", "draft_model"], "model": "m"}).methods == (
+        "ngram",
+        "draft_model",
+    )
+
+
+def test_a_tree_needs_only_its_size_or_its_width() -> None:
+    config = SpeculativeConfig.of({"model": "m", "topk": 3, "num_steps": 2})
+    assert (config.children, config.depth, config.nodes) == (3, 2, 6)
+    config = SpeculativeConfig.of({"model": "m", "tree_budget": 9})
+    assert (config.children, config.nodes) == (2, 9)
+
+
+def test_the_caller_s_settings_are_left_as_they_are() -> None:
+    given = {"method": "ngram", "num_speculative_tokens": 3}
+    SpeculativeConfig.of(given)
+    assert given == {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "ngram", "num_speculative_token": 3}, "did you mean 'num_speculative_tokens'"),
+        ({"method": "medusa"}, "'medusa' is not supported yet"),
+        ({"method": "ngram", "adaptive": True}, "'adaptive' is not supported yet"),
+        ({"method": "ngram", "suffix_share_requests": True}, "not supported yet"),
+        ({"method": "ngram", "topk": 4}, "topk belongs to method draft_model or self_draft"),
+        ({"method": "draft_model"}, "needs 'model'"),
+        ({"method": "self_draft"}, "either assistant_early_exit or skip_layers"),
+        ({"method": "self_draft", "assistant_early_exit": 3, "skip_layers": [1]}, "either"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "at least 1, not 0"),
+        ({"method": "ngram", "num_speculative_tokens": float("nan")}, "not nan"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "not True"),
+        (
+            {"method": "ngram", "prompt_lookup_min": 6, "prompt_lookup_max": 3},
+            "6 is above prompt_lookup_max 3",
+        ),
+        ({"method": []}, "empty list"),
+        ({"method": ["ngram", "ngram"]}, "names each drafter once"),
+        ({"method": ["ngram", "none"]}, "not 'none'"),
+        ({"method": 3}, "method"),
+        ({"model": "m", "num_steps": 3, "num_speculative_tokens": 4}, "contradicts"),
+        (
+            {"model": "m", "topk": 2, "rejection_sample_method": "block", "guarantee": "same_distribution"},
+            "judges chains",
+        ),
+        ({"method": "ngram", "rejection_sample_method": "block"}, "same_distribution"),
+        ({"method": "ngram", "guarantee": "same"}, "same_text, same_distribution"),
+        ({"num_speculative_tokens": 4}, "method is 'none'"),
+        ({"method": "ngram", "num_speculative_tokens_per_batch_size": [[1, 4]]}, "[[start, end, K], ...]"),
+        (
+            {"method": "ngram", "num_speculative_tokens_per_batch_size": [[1, 4, 2], [4, 8, 1]]},
+            "without overlap",
+        ),
+        ({"method": "self_draft", "skip_layers": "1,2"}, "list of layer numbers"),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_error(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        SpeculativeConfig.of(settings)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
