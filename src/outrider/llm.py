@@ -36,9 +36,10 @@ SpeculativeSettings = Mapping[str, Any] | SpeculativeConfig | None
 class LLM:
     """A model with a drafter, ready to write.
 
-    `model`: a name (`smollm2-135m`), a GGUF file, a folder of safetensors, or a hub id in the local cache. `target`: which
-    implementation runs it. `dtype`: "auto", "float32" or "bfloat16". `speculative_config`: vLLM's keys; None is plain decoding.
-    Raises `ModelLoadError`, `ConfigError` or `PairError`. Not safe to use from two threads at once.
+    `model`: a name (`smollm2-135m`), a GGUF file, a folder of safetensors, or a hub id in the local cache.
+    `target`: which implementation runs it. `dtype`: "auto", "float32" or "bfloat16". `speculative_config`:
+    vLLM's keys; None is plain decoding. Raises `ModelLoadError`, `ConfigError` or `PairError`. Not safe to
+    use from two threads at once.
     """
 
     def __init__(self, model: str, *, target: str = "auto", dtype: str = "auto", device: str = "cpu",
@@ -175,6 +176,7 @@ class LLM:
             guarantee=self.guarantee,
             stats=running.stats,
             prompt_tokens=len(running.request.prompt),
+            timings=running.timings,
             logprobs=None if sampling.logprobs is None else tuple(running.logprobs),
             from_draft=tuple(piece.from_draft for piece in running.pieces),
             error=running.error,

@@ -213,6 +213,14 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class Timings:
+    """Measured seconds of one request: reading its prompt, and the rounds it took part in."""
+
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Completion:
     """A finished text with everything a caller may ask about it."""
 
@@ -223,6 +231,7 @@ class Completion:
     guarantee: str
     stats: SpeculationStats
     prompt_tokens: int
+    timings: Timings = Timings()
     logprobs: tuple[TokenLogprob, ...] | None = None
     from_draft: tuple[bool, ...] = ()
     choices: tuple[Completion, ...] = field(default=(), repr=False)
@@ -252,3 +261,21 @@ class SpeculationStats:
     @property
     def draft_acceptance_rate(self) -> float:
         return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @staticmethod
+    def total(parts: Sequence[SpeculationStats]) -> SpeculationStats:
+        """The counters of several requests of one engine added up."""
+        length = max((len(part.acceptance_histogram) for part in parts), default=0)
+        histogram = [0] * length
+        for part in parts:
+            for accepted, count in enumerate(part.acceptance_histogram):
+                histogram[accepted] += count
+        return SpeculationStats(
+            num_rounds=sum(part.num_rounds for part in parts),
+            num_spec_steps=sum(part.num_spec_steps for part in parts),
+            num_draft_tokens=sum(part.num_draft_tokens for part in parts),
+            num_accepted_draft_tokens=sum(part.num_accepted_draft_tokens for part in parts),
+            num_emitted_tokens=sum(part.num_emitted_tokens for part in parts),
+            num_spec_tokens=max((part.num_spec_tokens for part in parts), default=0),
+            acceptance_histogram=tuple(histogram),
+        )

@@ -18,6 +18,7 @@ from outrider.core.records import (
     RoundResult,
     Scores,
     SpeculationStats,
+    Timings,
     TokenLogprob,
     TokenView,
     Verdict,
@@ -87,6 +88,7 @@ class Sequence:
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
+        self.timings = Timings()
         self.law = TargetLaw(
             sampling, prompt=request.prompt, stop_ids=self._stop_ids, bad_word_ids=request.bad_word_ids
         )
@@ -175,13 +177,14 @@ class Sequence:
 
     def _emit(self, token: int, *, from_draft: bool) -> None:
         self._log.append(token)
+        reason: FinishReason | None = None
         if token in self._stop_ids:
             self._tracker.append_stop_token(token)
             reason = FinishReason.STOP
         elif self._tracker.append(token):
             reason = FinishReason.STOP
-        else:
-            reason = FinishReason.LENGTH if len(self._log) >= self._length_cap else None
+        elif len(self._log) >= self._length_cap:
+            reason = FinishReason.LENGTH
         self.pieces.append(Piece(token, self._tracker.delta(), from_draft))
         if reason is not None:
             self._finish(reason)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -56,6 +58,7 @@ class Engine:
             return []
         wanted = self._parts.controller.budgets([s.context() for s in self._running], self.unfinished)
         budgets = [sequence.budget(budget) for sequence, budget in zip(self._running, wanted)]
+        sequences, start = self._running, time.perf_counter()
         try:
             return run_round(
                 self._parts.target, self._parts.drafter, self._parts.rules, self._running, budgets
@@ -64,6 +67,7 @@ class Engine:
             self.abort_all()
             raise
         finally:
+            _add_round(sequences, time.perf_counter() - start)
             self._free_finished()
 
     def abort(self, sequence: Sequence) -> None:
@@ -93,12 +97,13 @@ class Engine:
 
     def _prefill(self, sequence: Sequence) -> None:
         """Caches all of the prompt but its last token, which stays pending."""
-        context = sequence.context()
+        context, begin = sequence.context(), time.perf_counter()
         certain = context.tokens[:-1]
         for start in range(0, len(certain), PREFILL_CHUNK):
             chunk = Chunk(sequence.sequence_id, certain[start : start + PREFILL_CHUNK])
             [features] = self._parts.target.extend([chunk])
             self._parts.drafter.ingest(context, features)
+        sequence.timings = dataclasses.replace(sequence.timings, prefill_seconds=time.perf_counter() - begin)
 
     def _fork_of_sibling(self, sequence: Sequence) -> bool:
         """Shares the prompt's cache of a running request with the same prompt (choices of n > 1)."""
@@ -116,6 +121,12 @@ class Engine:
                 self._parts.target.release(sequence.sequence_id)
                 self._parts.drafter.forget(sequence.sequence_id)
         self._running = [sequence for sequence in self._running if sequence.finish_reason is None]
+
+
+def _add_round(sequences: Seq[Sequence], seconds: float) -> None:
+    for sequence in sequences:
+        timings = sequence.timings
+        sequence.timings = dataclasses.replace(timings, decode_seconds=timings.decode_seconds + seconds)
 
 
 def run_to_end(engine: Engine, sequences: Seq[Sequence]) -> None:
