@@ -14,8 +14,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from outrider.errors import ModelLoadError, ParameterError
 from outrider.text import Detokenizer, StopChecker, TextTracker, Tokenizer, bad_word_ids, load_tokenizer
-from outrider.text_chat import ChatTemplate
-from outrider.text_gguf import gguf_tokenizer
+from outrider.text.chat import ChatTemplate
+from outrider.text.gguf import gguf_tokenizer
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 PIECES = [chr(0x2581) + "a", "a", "b", "n", "an", chr(0x2581), chr(0x2581) + "ban", "ban", "\ufffd", "c"]

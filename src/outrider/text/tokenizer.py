@@ -1,4 +1,4 @@
-"""Tokenizers: text to token ids and back, chat templates, EOS ids; streaming text lives in `text_stream`."""
+"""`Tokenizer`: text to token ids and back, chat prompts, EOS ids; read from GGUF, a folder, or transformers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,10 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from outrider.errors import ModelLoadError, ParameterError
-from outrider.text_chat import ChatTemplate
-from outrider.text_stream import Detokenizer, StopChecker, StopHit, TextTracker
+from outrider.text.chat import ChatTemplate
 
 if TYPE_CHECKING:
     from outrider.models.load import ModelSource
-
-__all__ = [
-    "ChatPrompt",
-    "Detokenizer",
-    "StopChecker",
-    "StopHit",
-    "TextTracker",
-    "Tokenizer",
-    "bad_word_ids",
-    "load_tokenizer",
-]
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _GGUF_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -182,9 +170,10 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
 
 
 def _of_gguf(path: Path) -> Tokenizer:
-    from outrider.text_gguf import gguf_tokenizer
+    from outrider.models.gguf import GGUFFile
+    from outrider.text.gguf import gguf_tokenizer
 
-    metadata = _metadata(path)
+    metadata = GGUFFile(path).metadata
     backend = gguf_tokenizer(metadata)
     ids = [metadata[key] for name in _GGUF_EOS_KEYS if (key := f"tokenizer.ggml.{name}") in metadata]
     special = {}
@@ -195,12 +184,6 @@ def _of_gguf(path: Path) -> Tokenizer:
     return Tokenizer(
         backend, eos_token_ids=ids, template=_template(metadata.get("tokenizer.chat_template"), special)
     )
-
-
-def _metadata(path: Path) -> dict[str, Any]:
-    import gguf
-
-    return {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
 
 
 def _of_folder(folder: Path) -> Tokenizer:
