@@ -19,7 +19,16 @@ _HOME = {
     "SpeculativeConfig": "outrider.config",
 }
 
-__all__ = ["LLM", "Completion", "Context", "Delta", "Draft", "SamplingParams", "SpeculativeConfig", "generate_with"]
+__all__ = [
+    "LLM",
+    "Completion",
+    "Context",
+    "Delta",
+    "Draft",
+    "SamplingParams",
+    "SpeculativeConfig",
+    "generate_with",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Union
 
 from outrider.core.noise import choice_seed, fresh_seed
 from outrider.core.records import Guarantee, Request
@@ -13,7 +12,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.errors import ParameterError
 from outrider.text import TextTracker, Tokenizer, bad_word_ids
 
-Prompt = Union[str, Sequence[int]]
+Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,8 @@ class Intake:
             )
         if max_length is not None and len(tokens) >= max_length:
             raise ParameterError(
-                f"the prompt holds {len(tokens)} tokens and the context {max_length}: shorten the prompt to {max_length - 1}"
+                f"the prompt holds {len(tokens)} tokens and the context {max_length}: "
+                f"shorten the prompt to {max_length - 1}"
             )
         for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", sampling.logit_bias)):
             wrong = next((t for t in ids if t >= vocab_size), None)

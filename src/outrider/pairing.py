@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from outrider.config import SpeculativeConfig
 from outrider.core.protocols import TargetModel
 from outrider.errors import ModelLoadError, PairError
@@ -37,7 +35,7 @@ def load_draft(config: SpeculativeConfig, target_tokenizer: Tokenizer, target: T
     return draft
 
 
-def _held_model(model: Any) -> TargetModel:
+def _held_model(model: object) -> TargetModel:
     """A draft that the caller holds: a target of ours, or a transformers model."""
     if isinstance(model, TargetModel):
         return model

@@ -16,8 +16,8 @@ from outrider.errors import ScoreError
 class Delta:
     """New text: neighbouring tokens that a drafter had guessed, or that the target added itself.
 
-    `text` may lag `token_ids` while a character or a possible stop string is incomplete; joined over the stream it is the
-    completion's text. `finish_reason` is set on the last delta only.
+    `text` may lag `token_ids` while a character or a possible stop string is incomplete; joined over the
+    stream it is the completion's text. `finish_reason` is set on the last delta only.
     """
 
     text: str

@@ -34,7 +34,8 @@ class NodeLaw:
     def support_probs(self) -> Floats:  # [s]
         """Probabilities of the supported tokens, in the order of `tokens`."""
         weights: Floats = np.exp(self.logits)
-        return weights / weights.sum()
+        probs: Floats = weights / weights.sum()
+        return probs
 
     @cached_property
     def probs(self) -> Floats:  # [vocab]

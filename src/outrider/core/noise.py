@@ -79,7 +79,8 @@ def uniform(seed: int, position: int, token_ids: Ids, purpose: int) -> Floats:  
     state *= np.uint64(0x94D049BB133111EB)
     state ^= state >> np.uint64(31)
     state >>= np.uint64(11)
-    return np.maximum(state, np.uint64(1)) * 2.0**-53
+    numbers: Floats = np.maximum(state, np.uint64(1)) * 2.0**-53
+    return numbers
 
 
 def gumbel(seed: int, position: int, token_ids: Ids, purpose: int) -> Floats:  # [n] -> [n]

@@ -18,7 +18,8 @@ def run_round(target: TargetModel, drafter: Drafter, rules: RuleBook, sequences:
               budgets: Seq[Budget]) -> list[RoundResult]:  # fmt: skip
     """Advances every sequence by at least one token; results in the order of `sequences`.
 
-    A sequence whose scores hold no law (NaN) fails alone: it emits nothing, is aborted with its error, and has no result.
+    A sequence whose scores hold no law (NaN) fails alone: it emits nothing, is aborted with its error, and
+    has no result.
     """
     contexts = [sequence.context() for sequence in sequences]
     drafts = drafter.propose(contexts, budgets, [EMPTY_DRAFT] * len(contexts))

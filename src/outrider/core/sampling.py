@@ -81,13 +81,13 @@ class SamplingParams:
     response_format: Any = None
     guided_regex: str | None = None
     guided_grammar: str | None = None
-    speculative: RequestSpeculation | Mapping[str, Any] = RequestSpeculation()  # noqa: RUF009  (frozen)
+    speculative: RequestSpeculation | Mapping[str, Any] = RequestSpeculation()
 
     def __post_init__(self) -> None:
         for name in ("response_format", "guided_regex", "guided_grammar"):
             if getattr(self, name) is not None:
                 raise ParameterError(f"{name} is not supported yet: remove it")
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        put = self._put
         put("n", _integer("n", self.n, at_least=1))
         put("temperature", _number("temperature", self.temperature, 0.0, math.inf))
         put("top_p", _number("top_p", self.top_p, 0.0, 1.0))
@@ -128,6 +128,9 @@ class SamplingParams:
             raise ParameterError(
                 f"speculative must be a mapping such as {{'off': true}}, not {self.speculative!r}"
             )
+
+    def _put(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
     @staticmethod
     def from_mapping(options: Mapping[str, Any]) -> SamplingParams:

@@ -13,6 +13,7 @@ from outrider.config import BUILT_IN_METHODS, FUTURE_METHODS, SpeculativeConfig
 from outrider.core.protocols import Drafter, LayeredTarget, TargetModel
 from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.growth import SampleMethod
 from outrider.drafters.lookup import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.self_draft import SelfDrafter
@@ -57,3 +58,32 @@ def _factory(name: str) -> Callable[[DrafterSetup], Drafter]:
 def _ngram(setup: DrafterSetup) -> Drafter:
     low = setup.config.prompt_lookup_min or 2
     return NgramDrafter(low, setup.config.prompt_lookup_max or max(5, low))
+
+
+def _draft_model(setup: DrafterSetup) -> Drafter:
+    return ModelDrafter(
+        setup.load_draft(),
+        target_vocab_size=setup.target.vocab_size,
+        topk=setup.config.children,
+        sample_method=_sample_method(setup),
+    )
+
+
+def _self_draft(setup: DrafterSetup) -> Drafter:
+    target, config = setup.target, setup.config
+    if not isinstance(target, LayeredTarget):
+        raise ConfigError(
+            f"self_draft cannot run layers of a {type(target).__name__}; load with target='torch'"
+        )
+    if config.skip_layers is not None:
+        return SelfDrafter.skip(
+            target, config.skip_layers, topk=config.children, sample_method=_sample_method(setup)
+        )
+    assert config.assistant_early_exit is not None, "checked by SpeculativeConfig"
+    return SelfDrafter.early_exit(
+        target, config.assistant_early_exit, topk=config.children, sample_method=_sample_method(setup)
+    )
+
+
+def _sample_method(setup: DrafterSetup) -> SampleMethod:
+    return SampleMethod(setup.config.draft_sample_method or "probabilistic")
