@@ -24,17 +24,23 @@ class Chunk:
 
 @runtime_checkable
 class TargetModel(Protocol):
-    """A model with caches. Invariant between rounds: it caches exactly `context.tokens[:-1]`.
+    """A model with caches. Invariant between rounds: it caches exactly `context.tokens[:-1]`."""
 
-    `row_invariant`: logits are bitwise equal at any width, batch, chunking and tree.
-    `max_length`: the context limit in tokens, None when there is none.
-    `supports_trees`: whether `score` takes drafts that branch.
-    """
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the head: every token id is below it."""
 
-    vocab_size: int
-    row_invariant: bool
-    max_length: int | None
-    supports_trees: bool
+    @property
+    def row_invariant(self) -> bool:
+        """Whether logits are bitwise equal at any width, batch, chunking and tree."""
+
+    @property
+    def max_length(self) -> int | None:
+        """The context limit in tokens, None when there is none."""
+
+    @property
+    def supports_trees(self) -> bool:
+        """Whether `score` takes drafts that branch."""
 
     def extend(self, chunks: Sequence[Chunk]) -> list[torch.Tensor | None]:
         """Appends certain tokens to the caches, several sequences at once, any chunk size.
@@ -70,7 +76,9 @@ class TargetModel(Protocol):
 class LayeredTarget(TargetModel, Protocol):
     """A target that can run some of its layers as a draft model on its own cache."""
 
-    num_layers: int
+    @property
+    def num_layers(self) -> int:
+        """Layers that `draft_rows` may choose from."""
 
     def draft_rows(self, contexts: Sequence[Context], trees: Sequence[TokenTree],
                    layers: Sequence[int]) -> list[torch.Tensor]:  # fmt: skip
@@ -81,12 +89,11 @@ class LayeredTarget(TargetModel, Protocol):
 
 
 class Drafter(Protocol):
-    """Guesses tokens. Holds state per `sequence_id`, opened at its first sight and freed by `forget`.
+    """Guesses tokens. Holds state per `sequence_id`, opened at its first sight and freed by `forget`."""
 
-    `taps`: target layers whose hidden states it needs (empty: none).
-    """
-
-    taps: tuple[int, ...]
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose hidden states it needs (empty: none)."""
 
     def ingest(self, context: Context, features: torch.Tensor | None) -> None:
         """Prompt tokens that the target has cached, with features [n, taps, hidden] of the newest n of them."""
@@ -116,7 +123,9 @@ Laws = Callable[[int], NodeLaw]
 class AcceptanceRule(Protocol):
     """Decides which nodes stay. Pure: knows no model, cache, RNG object or stopping."""
 
-    guarantee: Guarantee
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the rule keeps."""
 
     def judge(self, draft: Draft, laws: Laws, noise: Noise) -> Verdict:
         """One verdict for one sequence; asks only for the laws it needs."""

@@ -21,7 +21,9 @@ from outrider.errors import ConfigError, ScoreError
 ScoreDrafts = Callable[[Sequence[Context], Sequence[Draft]], list[torch.Tensor]]
 """One forward of a draft model: rows of pending token and nodes, [n + 1, draft vocab] per sequence."""
 
-_FIRST_RANK, _NEXT_RANK = 0.57, 0.36  # methods.md 6.11: share kept at noise rank 0, and the fall per rank
+# The chance that the r-th child chosen by noise is kept: 0.57 * 0.36^r (methods.md 6.11, middle regime). It hangs on
+# the rank, hardly on q: a drawn token of small q is kept as often as one of large q.
+_FIRST_RANK, _NEXT_RANK = 0.57, 0.36
 
 
 class SampleMethod(str, Enum):
@@ -89,14 +91,14 @@ class Growth:
             law = plant.context.law.node(fitted, plant.path_tokens(row))
         except ScoreError:
             return None
-        if self.topk == 1:
-            return _Bud(row, law, (), (plant.values[row],))
-        if law.greedy:
+        if self._choice(plant.context) is not _Choice.BEST:
+            tokens: tuple[int, ...] = ()
+            ranks = range(min(self.topk, law.logits.size))
+            steps = tuple(math.log(_FIRST_RANK * _NEXT_RANK**rank) for rank in ranks)
+        elif law.greedy and self.topk > 1:
             tokens, steps = _around(law, fitted, self.topk)
         else:
             tokens, steps = _most_probable(law, self.topk)
-            if self._choice(plant.context) is _Choice.RANKED:
-                steps = tuple(math.log(_FIRST_RANK * _NEXT_RANK**rank) for rank in range(len(tokens)))
         return _Bud(row, law, tokens, tuple(plant.values[row] + step for step in steps))
 
     def _add_children(self, plant: _Plant, bud: _Bud, count: int) -> None:
@@ -105,14 +107,11 @@ class Growth:
         if choice is _Choice.DRAWN:
             tokens = noise.draw(law, count, place)
             claim = Drawn(law.probs) if count == 1 else DrawnWithoutReplacement(law.probs)
-            values = plant.values[bud.row] + np.log(law.probs[list(tokens)])
-            plant.add(bud.row, tokens, claim, tuple(values))
+            plant.add(bud.row, tokens, claim, bud.values[:count])
         elif choice is _Choice.RANKED:
-            tokens = noise.ranked(law, count, place)
-            plant.add(bud.row, tokens, POINT_MASS, bud.values[:count])
+            plant.add(bud.row, noise.ranked(law, count, place), POINT_MASS, bud.values[:count])
         else:
-            tokens = bud.tokens[:count] or _most_probable(law, 1)[0]
-            plant.add(bud.row, tokens, POINT_MASS, bud.values[:count])
+            plant.add(bud.row, bud.tokens[:count], POINT_MASS, bud.values[:count])
 
     def _choice(self, context: Context) -> _Choice:
         if context.sampling.greedy or self.sample_method is SampleMethod.GREEDY:
@@ -132,7 +131,7 @@ class _Bud:
 
     row: int
     law: NodeLaw
-    tokens: tuple[int, ...]  # the most probable, best first; empty for chains
+    tokens: tuple[int, ...]  # the most probable, best first; empty where noise will choose
     values: tuple[float, ...]
 
 
