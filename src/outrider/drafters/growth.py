@@ -21,8 +21,8 @@ from outrider.errors import ConfigError, ScoreError
 ScoreDrafts = Callable[[Sequence[Context], Sequence[Draft]], list[torch.Tensor]]
 """One forward of a draft model: rows of pending token and nodes, [n + 1, draft vocab] per sequence."""
 
-# The chance that the r-th child chosen by noise is kept: 0.57 * 0.36^r (methods.md 6.11, middle regime). It hangs on
-# the rank, hardly on q: a drawn token of small q is kept as often as one of large q.
+# The chance that the r-th child chosen by noise is kept: 0.57 * 0.36^r (methods.md 6.11, middle regime). It
+# hangs on the rank and hardly on q: a drawn token of small q is kept about as often as one of large q.
 _FIRST_RANK, _NEXT_RANK = 0.57, 0.36
 
 
