@@ -1,0 +1,123 @@
+"""`GGUFFile`: metadata and weights of a GGUF file, weights under Hugging Face names."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from outrider.errors import ModelLoadError
+from outrider.models.arch import Arch
+from outrider.models.gguf_header import MAGIC, parse_header
+from outrider.models.quants import Bytes, dequantised
+
+_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+
+
+class GGUFFile:
+    """An open GGUF file: `metadata` read at once, tensors mapped and dequantised when asked for.
+
+    The header is parsed here, in one pass over bytes, because package `gguf` takes seconds for a large vocabulary.
+    Raises `ModelLoadError` in one line that names the file, what is wrong with it, and the remedy.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            if self.path.stat().st_size == 0:
+                raise self._broken("is empty")
+            self._bytes: Bytes = np.memmap(self.path, dtype=np.uint8, mode="c")
+        except OSError as error:
+            raise ModelLoadError(f"{self.path}: cannot be read ({error.strerror}): check the path") from None
+        if bytes(self._bytes[:4]) != MAGIC:
+            raise ModelLoadError(
+                f"{self.path}: is not a GGUF file (starts with {bytes(self._bytes[:4])!r}): give a .gguf"
+            )
+        try:
+            self.metadata, self._tensors = parse_header(self._bytes)
+        except (struct.error, ValueError) as error:
+            raise self._broken(f"is truncated or corrupt ({error})") from None
+        for name, info in self._tensors.items():
+            if info.offset + info.nbytes > len(self._bytes):
+                raise self._broken(f"is truncated: tensor {name!r} ends past the end of the file")
+
+    def arch(self) -> Arch:
+        """The architecture the metadata describes. Raises `ModelLoadError`."""
+        try:
+            return Arch.from_gguf(self.metadata, frozenset(self._tensors))
+        except ModelLoadError as error:
+            raise type(error)(f"{self.path}: {error}") from None
+
+    @property
+    def quantisation(self) -> str:
+        """The most frequent storage type among the matrices, such as `Q4_1`."""
+        kinds = [info.kind.name for info in self._tensors.values() if len(info.shape) > 1]
+        return max(set(kinds), key=kinds.count) if kinds else "F32"
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All weights, float32, under Hugging Face names; queries and keys as Hugging Face orders them."""
+        arch = self.arch()
+        return {hf_name(name): self._weight(name, arch) for name in self._tensors}
+
+    def _weight(self, name: str, arch: Arch) -> torch.Tensor:
+        info = self._tensors[name]
+        raw = self._bytes[info.offset : info.offset + info.nbytes]
+        try:
+            weight = dequantised(raw.reshape(math.prod(info.shape[:-1]), -1), info.kind).view(info.shape)
+        except NotImplementedError:
+            raise ModelLoadError(
+                f"{self.path}: tensor {name!r} is stored as {info.kind.name}, which cannot be read: use Q8_0 or F16"
+            ) from None
+        part = name.split(".")[-2]
+        if arch.family == "llama" and part in ("attn_q", "attn_k"):
+            return _unpermuted(weight, arch.heads if part == "attn_q" else arch.kv_heads)
+        return weight
+
+    def _broken(self, what: str) -> ModelLoadError:
+        return ModelLoadError(f"{self.path}: {what}: download the file again")
+
+
+def hf_name(name: str) -> str:
+    """The Hugging Face name of a GGUF tensor; an unknown one keeps its own, so that it is reported as left over."""
+    if name in _NAMES:
+        return _NAMES[name]
+    match name.split("."):
+        case ["blk", layer, part, kind] if part in _LAYER_NAMES:
+            return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"
+    return name
+
+
+def content_hash(path: str | Path) -> str:
+    """SHA-256 of a file's contents, hexadecimal; remembered as long as size and time of change stay."""
+    stat = Path(path).stat()
+    return _hash(str(Path(path).resolve()), stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _hash(path: str, size: int, changed: int) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _unpermuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Undoes the order of llama files, which interleave the two halves that rotary embedding pairs."""
+    pairs = weight.view(heads, weight.shape[0] // heads // 2, 2, *weight.shape[1:])
+    return pairs.transpose(1, 2).reshape(weight.shape)

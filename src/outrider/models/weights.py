@@ -1,0 +1,106 @@
+"""`DecoderWeights`: a state dict under Hugging Face names, fused and packed for the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from outrider.errors import ModelLoadError
+from outrider.models.arch import Arch
+from outrider.models.linear import Linear
+
+# Buffers that old checkpoints carry and every implementation recomputes.
+_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.masked_bias")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeights:
+    """One decoder layer; query, key and value are one linear, gate and up another."""
+
+    attention_norm: torch.Tensor  # [hidden]
+    qkv: Linear
+    query_norm: torch.Tensor | None  # [head_dim]
+    key_norm: torch.Tensor | None  # [head_dim]
+    output: Linear
+    mlp_norm: torch.Tensor  # [hidden]
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderWeights:
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    norm: torch.Tensor  # [hidden]
+    head: Linear
+
+
+def decoder_weights(
+    arch: Arch, state: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device
+) -> DecoderWeights:
+    """Fuses and packs `state`. Raises `ModelLoadError` naming a tensor that is missing, misshapen or left over."""
+    reader = _StateReader(state, dtype, device)
+    embedding = reader.take("model.embed_tokens.weight", arch.vocab_size, arch.hidden)
+    layers = tuple(_layer(arch, reader, f"model.layers.{index}.") for index in range(arch.layers))
+    norm = reader.take("model.norm.weight", arch.hidden)
+    if arch.tied_head:
+        reader.forget("lm_head.weight")
+        head = Linear(embedding)
+    else:
+        head = Linear(reader.take("lm_head.weight", arch.vocab_size, arch.hidden))
+    reader.finish()
+    return DecoderWeights(embedding, layers, norm, head)
+
+
+def _layer(arch: Arch, reader: _StateReader, prefix: str) -> LayerWeights:
+    queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    qkv = [(attention + "q_proj", queries), (attention + "k_proj", keys), (attention + "v_proj", keys)]
+    gate_up = [(mlp + "gate_proj", arch.intermediate), (mlp + "up_proj", arch.intermediate)]
+    norm = "_norm.weight"
+    return LayerWeights(
+        attention_norm=reader.take(prefix + "input_layernorm.weight", arch.hidden),
+        qkv=reader.linear(qkv, arch.hidden, bias=arch.qkv_bias),
+        query_norm=reader.take(attention + "q" + norm, arch.head_dim) if arch.qk_norm else None,
+        key_norm=reader.take(attention + "k" + norm, arch.head_dim) if arch.qk_norm else None,
+        output=reader.linear([(attention + "o_proj", arch.hidden)], queries, bias=arch.output_bias),
+        mlp_norm=reader.take(prefix + "post_attention_layernorm.weight", arch.hidden),
+        gate_up=reader.linear(gate_up, arch.hidden, bias=arch.mlp_bias),
+        down=reader.linear([(mlp + "down_proj", arch.hidden)], arch.intermediate, bias=arch.mlp_bias),
+    )
+
+
+class _StateReader:
+    """Hands out each tensor of a state dict once, checked and converted, and tells what nobody asked for."""
+
+    def __init__(self, state: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device) -> None:
+        self._state, self._dtype, self._device = state, dtype, device
+        self._left = {name for name in state if not name.endswith(_IGNORED_SUFFIXES)}
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        found = self._state.get(name)
+        if found is None:
+            raise ModelLoadError(f"tensor {name!r} is missing from the checkpoint: download it again")
+        if tuple(found.shape) != shape:
+            raise ModelLoadError(
+                f"tensor {name!r} has shape {list(found.shape)}, the config says {list(shape)}"
+            )
+        self._left.discard(name)
+        return found.detach().to(self._device, self._dtype)
+
+    def linear(self, parts: list[tuple[str, int]], inputs: int, *, bias: bool) -> Linear:
+        weight = torch.cat([self.take(f"{name}.weight", outputs, inputs) for name, outputs in parts])
+        biases = [self.take(f"{name}.bias", outputs) for name, outputs in parts] if bias else []
+        return Linear(weight, torch.cat(biases) if biases else None)
+
+    def forget(self, name: str) -> None:
+        self._left.discard(name)
+
+    def finish(self) -> None:
+        if self._left:
+            name = min(self._left)
+            raise ModelLoadError(
+                f"tensor {name!r} ({len(self._left)} in all) is not part of this architecture: use target='hf'"
+            )
