@@ -1,0 +1,197 @@
+"""`HfTarget`: any causal language model of transformers as a target, with its own code and attention."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from outrider.core.protocols import Chunk
+from outrider.core.records import Context, Draft, RoundResult, Scores
+from outrider.core.tree import TokenTree
+from outrider.errors import ConfigError, ModelLoadError, ParameterError
+from outrider.models.hf_cache import HfCache, check_rewindable
+from outrider.models.hf_load import build_model
+from outrider.models.hf_masks import TreeMasks
+from outrider.models.hf_probe import check_rollback, takes_tree_masks
+from outrider.models.hf_taps import Taps
+from outrider.models.load import ModelSource, torch_dtype
+
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
+
+
+class HfTarget:
+    """Fulfils `TargetModel` over a transformers model that the caller holds; the model object is left as it is.
+
+    Each sequence has its own forward, so a row is the same beside any neighbours; other widths still differ in
+    rounding, and `row_invariant` is False. `supports_trees` is found out at construction, by a small tree.
+    Logits are float32 (float64 for a float64 model).
+    `taps`: layer ids i; the feature is the hidden state entering layer i, or for i == num_layers the state
+    after the last layer, before the final norm.
+    """
+
+    row_invariant = False
+
+    def __init__(self, model: Any, taps: Sequence[int] = ()) -> None:
+        """Raises `ModelLoadError` naming the class when the model's cache cannot be rewound exactly."""
+        check_rewindable(model)
+        if model.training:
+            raise ModelLoadError(
+                f"{type(model).__name__} is in training mode, where dropout is active: call .eval()"
+            )
+        self.model = model
+        self._accepts = _accepted_arguments(model)
+        self._config = model.config.get_text_config(decoder=True)
+        self.num_layers: int = self._config.num_hidden_layers
+        for tap in taps:
+            if not 0 <= tap <= self.num_layers:
+                raise ConfigError(f"tap {tap} is not a layer of this model: choose 0 to {self.num_layers}")
+        self.taps = tuple(taps)
+        self._taps = Taps(model, self.num_layers, self.taps)
+        self._caches: dict[int, HfCache] = {}
+        self._scored: dict[int, HfCache] = {}
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.hidden_size: int = self._config.hidden_size
+        self.max_length = _max_length(self._config)
+        self.masks = TreeMasks.of_config(self._config, self.dtype, self.device)
+        self.vocab_size = check_rollback(self)
+        self.supports_trees = "position_ids" in self._accepts and takes_tree_masks(self)
+
+    @staticmethod
+    def wrap(model: Any, taps: Sequence[int] = ()) -> HfTarget:
+        """A target over a model that the user holds: no reload, no copy, nothing of it changed."""
+        return HfTarget(model, taps)
+
+    @torch.no_grad()
+    def extend(self, chunks: Sequence[Chunk]) -> list[torch.Tensor | None]:
+        """See `TargetModel.extend`. Raises `ParameterError` when a sequence would outgrow the context."""
+        for chunk in chunks:
+            length = self.cached_length(chunk.sequence_id) + len(chunk.tokens)
+            if self.max_length is not None and length > self.max_length:
+                raise ParameterError(
+                    f"{length} tokens exceed the model's context of {self.max_length}: shorten them"
+                )
+        return [self._extend(chunk) for chunk in chunks]
+
+    def _extend(self, chunk: Chunk) -> torch.Tensor | None:
+        cache = self._open(chunk.sequence_id)
+        tokens = list(chunk.tokens)
+        if not tokens:
+            return self._taps.empty(self.hidden_size, self.dtype, self.device)
+        cache.drop_scratch()
+        skip_head = {"logits_to_keep": 1} if "logits_to_keep" in self._accepts else {}
+        _, features = self._forward(cache, tokens, skip_head)
+        cache.keep(range(len(tokens)))
+        return features
+
+    @torch.no_grad()
+    def score(self, contexts: Sequence[Context], drafts: Sequence[Draft]) -> list[Scores]:
+        """See `TargetModel.score`."""
+        self._scored = {}
+        return [self._score(context, draft.nodes) for context, draft in zip(contexts, drafts)]
+
+    def _score(self, context: Context, tree: TokenTree) -> Scores:
+        cache = self._open(context.sequence_id)
+        past = len(context.tokens) - 1
+        assert cache.length == past, "the cache holds exactly context.tokens[:-1]"
+        cache.drop_scratch()
+        logits, features = self.rows(cache, context.tokens[-1], tree)
+        self._scored[context.sequence_id] = cache
+        return Scores(logits, features)
+
+    def rows(self, cache: HfCache, pending: int, tree: TokenTree) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits [n + 1, vocab] and features of the pending token and the nodes; leaves their rows as scratch."""
+        options: dict[str, Any] = {}
+        if not tree.is_chain:
+            assert self.masks is not None, "a target without tree masks is given chains"
+            positions = [cache.length, *(cache.length + depth for depth in tree.depths)]
+            options["position_ids"] = torch.tensor([positions], device=self.device)
+            options["attention_mask"] = self.masks.of_tree(tree, cache.length)
+        return self._forward(cache, [pending, *tree.tokens], options)
+
+    @torch.no_grad()
+    def commit(self, results: Sequence[RoundResult]) -> None:
+        """See `TargetModel.commit`."""
+        for result in results:
+            cache = self._scored.pop(result.sequence_id, None)
+            assert cache is not None, "commit follows a score of the same sequence"
+            if result.emitted:
+                cache.keep([0, *(node + 1 for node in result.kept)])
+            else:
+                cache.drop_scratch()
+
+    def rewind(self, sequence_id: int, length: int) -> None:
+        """See `TargetModel.rewind`."""
+        self._open(sequence_id).truncate(length)
+
+    @torch.no_grad()
+    def fork(self, parent_id: int, sequence_id: int, length: int) -> None:
+        """See `TargetModel.fork`. Copies, so parent and child are independent afterwards."""
+        assert sequence_id not in self._caches, "a fork opens a new sequence"
+        self._caches[sequence_id] = self._open(parent_id).copy(length)
+
+    def release(self, sequence_id: int) -> None:
+        """See `TargetModel.release`."""
+        self._caches.pop(sequence_id, None)
+        self._scored.pop(sequence_id, None)
+
+    def cached_length(self, sequence_id: int) -> int:
+        """See `TargetModel.cached_length`."""
+        cache = self._caches.get(sequence_id)
+        return cache.length if cache else 0
+
+    def _open(self, sequence_id: int) -> HfCache:
+        return self._caches.setdefault(sequence_id, HfCache())
+
+    def _forward(
+        self, cache: HfCache, tokens: Sequence[int], options: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One forward over the cache's certain tokens; logits [rows, vocab], features [rows, taps, hidden]."""
+        ids = torch.tensor([tokens], device=self.device)
+        if "position_ids" in self._accepts and "position_ids" not in options:
+            positions = torch.arange(cache.length, cache.length + len(tokens), device=self.device)
+            options = {**options, "position_ids": positions[None]}
+        name = "cache" if "cache" in self._accepts else "past_key_values"
+        with self._taps.listening() as listener:
+            output = self.model(
+                input_ids=ids, use_cache=True, return_dict=True, **{name: cache.store}, **options
+            )
+        logits = output.logits[0]
+        return logits if logits.dtype == torch.float64 else logits.float(), listener.features()
+
+
+def _accepted_arguments(model: Any) -> frozenset[str]:
+    """Names of what the model's forward takes; refuses a model without a cache of keys and values."""
+    names = frozenset(inspect.signature(model.forward).parameters)
+    if not names & {"cache", "past_key_values"}:
+        raise ModelLoadError(
+            f"{type(model).__name__} takes no cache of keys and values, so it cannot be rewound"
+        )
+    return names
+
+
+def _max_length(config: Any) -> int | None:
+    found = [
+        value for key in _LENGTH_KEYS if isinstance(value := getattr(config, key, None), int) and value > 0
+    ]
+    return found[0] if found else None
+
+
+def load_hf(
+    source: ModelSource,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    threads: int | None = None,
+    taps: Sequence[int] = (),
+) -> HfTarget:
+    """Loads a folder or a GGUF file into a transformers model and wraps it. Raises `ModelLoadError`.
+
+    `threads` sets the intra-op threads of torch for the whole process.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return HfTarget(build_model(source, torch_dtype(source, dtype), torch.device(device)), taps)

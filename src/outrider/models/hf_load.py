@@ -1,0 +1,92 @@
+"""Builds a transformers model from a GGUF file or a folder, through Outrider's own reader for the former."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from outrider.errors import ModelLoadError
+from outrider.models.arch import Arch, RopeKind
+from outrider.models.load import ModelSource, SourceKind, load_arch, load_state
+
+
+def build_model(source: ModelSource, dtype: torch.dtype, device: torch.device) -> Any:
+    """A causal language model in evaluation mode. Raises `ModelLoadError` in one line."""
+    try:
+        with _quiet():
+            model = _of_gguf(source, dtype) if source.kind is SourceKind.GGUF else _of_folder(source, dtype)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # whatever third-party loading code raises
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelLoadError(f"{source.path}: transformers cannot load it: {reason[:300]}") from None
+    return model.to(device).eval()
+
+
+def _of_gguf(source: ModelSource, dtype: torch.dtype) -> Any:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    config = config_of(load_arch(source))
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return kind.from_pretrained(None, config=config, state_dict=load_state(source), dtype=dtype)
+
+
+def _of_folder(source: ModelSource, dtype: torch.dtype) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(source.path, local_files_only=True)
+    if config.is_encoder_decoder:
+        name = (config.architectures or [type(config).__name__])[0]
+        raise ModelLoadError(f"{name} is an encoder-decoder model; use a decoder-only (causal) model")
+    return AutoModelForCausalLM.from_pretrained(
+        source.path, config=config, dtype=dtype, local_files_only=True
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bar, and its advice to authors of its own code."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def config_of(arch: Arch) -> Any:
+    """The transformers configuration of an architecture that was read from GGUF metadata."""
+    from transformers import AutoConfig
+
+    settings: dict[str, Any] = {
+        "num_hidden_layers": arch.layers,
+        "hidden_size": arch.hidden,
+        "intermediate_size": arch.intermediate,
+        "num_attention_heads": arch.heads,
+        "num_key_value_heads": arch.kv_heads,
+        "head_dim": arch.head_dim,
+        "vocab_size": arch.vocab_size,
+        "rms_norm_eps": arch.rms_eps,
+        "tie_word_embeddings": arch.tied_head,
+        "max_position_embeddings": arch.max_positions,
+        "rope_theta": arch.rope_theta,
+        "sliding_window": None,
+        "pad_token_id": None,
+    }
+    scaling = arch.rope_scaling
+    if scaling.kind is not RopeKind.DEFAULT:
+        settings["rope_scaling"] = {"rope_type": scaling.kind.value, "factor": scaling.factor}
+    if arch.family == "llama":
+        settings |= {"attention_bias": arch.qkv_bias, "mlp_bias": arch.mlp_bias}
+    elif arch.family == "qwen3":
+        settings |= {"attention_bias": arch.qkv_bias}
+    return AutoConfig.for_model(arch.family, **settings)

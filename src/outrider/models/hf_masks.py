@@ -1,0 +1,55 @@
+"""`TreeMasks`: 4-D attention masks that let each drafted node see the context and its own ancestors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.core.tree import TokenTree
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class TreeMasks:
+    """The masks a model's layers need. `windows`: for each kind of layer, how many positions back it sees.
+
+    A model with one kind of layer gets a tensor; one with several gets them by the kind's name.
+    """
+
+    windows: tuple[tuple[str, int | None], ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of_config(config: Any, dtype: torch.dtype, device: torch.device) -> TreeMasks | None:
+        """From a transformers configuration; None when a kind of layer has another mask than these two."""
+        window = getattr(config, "sliding_window", None)
+        kinds = getattr(config, "layer_types", None)
+        if kinds is None:
+            kinds = [_FULL if window is None else _SLIDING]
+        windows = {_FULL: None, _SLIDING: window}
+        if any(kind not in windows or (kind == _SLIDING and window is None) for kind in kinds):
+            return None
+        if getattr(config, "attention_chunk_size", None) is not None:
+            return None
+        return TreeMasks(tuple((kind, windows[kind]) for kind in sorted(set(kinds))), dtype, device)
+
+    def of_tree(self, tree: TokenTree, past: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Additive masks [1, 1, n + 1, past + n + 1]: 0 where a row sees a key, the lowest number elsewhere."""
+        visible = torch.zeros(len(tree) + 1, past + len(tree) + 1, dtype=torch.bool)
+        visible[:, : past + 1] = True
+        for node, parent in enumerate(tree.parents):
+            if parent is not None:
+                visible[node + 1] = visible[parent + 1]
+            visible[node + 1, past + node + 1] = True
+        rows = torch.tensor([past, *(past + depth for depth in tree.depths)])
+        keys = torch.cat([torch.arange(past), rows])
+        masks = {}
+        for kind, window in self.windows:
+            seen = visible if window is None else visible & (keys[None, :] > rows[:, None] - window)
+            mask = torch.zeros(seen.shape, dtype=self.dtype).masked_fill(~seen, torch.finfo(self.dtype).min)
+            masks[kind] = mask[None, None].to(self.device)
+        return next(iter(masks.values())) if len(masks) == 1 else masks
