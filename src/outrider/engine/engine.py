@@ -99,7 +99,7 @@ class Engine:
         """Caches all of the prompt but its last token, which stays pending."""
         context, begin = sequence.context(), time.perf_counter()
         certain = context.tokens[:-1]
-        for start in range(0, len(certain), PREFILL_CHUNK):
+        for start in range(0, max(1, len(certain)), PREFILL_CHUNK):  # one token opens its sequence too
             chunk = Chunk(sequence.sequence_id, certain[start : start + PREFILL_CHUNK])
             [features] = self._parts.target.extend([chunk])
             self._parts.drafter.ingest(context, features)

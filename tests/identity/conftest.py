@@ -1,0 +1,8 @@
+"""Lets the identity suites import the plain modules beside them: `toy_cells`, `law_cells`, `model_cells`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

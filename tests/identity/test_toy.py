@@ -1,0 +1,65 @@
+"""Speculation leaves every text unchanged: token for token the oracle's, in float64, with no tie at all."""
+
+from __future__ import annotations
+
+import pytest
+from toy_cells import METHODS, ChangingController, Method, assert_texts, jobs, share_of_long_rounds, write
+
+from outrider.core.records import Guarantee
+
+by_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+
+
+@by_method
+def test_a_request_alone_writes_its_plain_text(method: Method) -> None:
+    for index, job in enumerate(jobs()):
+        assert_texts([job], write(method, [job], 1 + index % 8))
+
+
+@by_method
+def test_requests_of_mixed_settings_in_one_batch_write_their_plain_texts(method: Method) -> None:
+    running = write(method, jobs(), 4)
+    assert_texts(jobs(), running)
+    if method.good:
+        assert share_of_long_rounds([done.stats for done in running]) >= 0.5
+
+
+@by_method
+def test_the_order_and_the_size_of_the_batch_change_nothing(method: Method) -> None:
+    backwards = jobs()[::-1]
+    assert_texts(backwards, write(method, backwards, 3, max_batch=3))
+
+
+@by_method
+def test_a_draft_length_that_changes_every_round_changes_nothing(method: Method) -> None:
+    some = jobs()[1::2]
+    assert_texts(some, write(method, some, ChangingController(method, 8), max_batch=6))
+
+
+@pytest.mark.parametrize("depth", range(1, 9))
+def test_every_draft_length_gives_the_same_texts(depth: int) -> None:
+    some = [job for job in jobs() if job.name in ("greedy", "sampled", "all")]
+    for method in METHODS[1:]:
+        assert_texts(some, write(method, some, depth))
+
+
+@by_method
+def test_greedy_requests_write_their_plain_text_under_same_distribution(method: Method) -> None:
+    greedy = [job for job in jobs(Guarantee.SAME_DISTRIBUTION) if job.request.sampling.greedy]
+    assert len(greedy) == 4
+    assert_texts(greedy, write(method, greedy, 4))
+
+
+def test_a_draft_that_equals_the_target_is_kept_whole() -> None:
+    twin = next(m for m in METHODS if m.name == "draft = target, chain")
+    for job, done in zip(jobs(), write(twin, jobs(), 4)):
+        assert done.stats.num_rounds == -(-len(job.expected.token_ids) // 5), (
+            "every round but the last emits K + 1"
+        )
+
+
+def test_a_wrong_draft_costs_rounds_and_nothing_else() -> None:
+    wrong = next(m for m in METHODS if m.name == "scripted, all wrong")
+    for job, done in zip(jobs(), write(wrong, jobs(), 4)):
+        assert done.stats.num_accepted_draft_tokens == 0
+        assert done.stats.num_rounds == len(job.expected.token_ids)
