@@ -180,8 +180,8 @@ def test_cut_sets_equal_full_sorts() -> None:
     rng = np.random.default_rng(4)
     sizes = set()
     for trial in range(300):
-        vocab = int(rng.choice([3, 17, 200, 3000]))
-        row = rng.normal(0, rng.choice([0.05, 1.0, 4.0]), vocab)
+        vocab = int(rng.choice([3, 17, 200, 6000]))
+        row = rng.normal(0, rng.choice([1e-9, 0.05, 1.0, 4.0]), vocab)
         if trial % 2:
             row = np.round(row * 2) / 2  # many ties
         temperature = float(rng.uniform(0.3, 2.0))
@@ -197,15 +197,22 @@ def test_cut_sets_equal_full_sorts() -> None:
     assert len(sizes) > 50
 
 
-def test_a_nucleus_is_found_without_sorting_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = np.random.default_rng(5).normal(0, 3, 49_152)
-    full_sort, full_partition = np.sort, np.partition
+@pytest.mark.parametrize("width", [3.0, 0.3, 1e-12])
+def test_no_cut_sorts_the_vocabulary(monkeypatch: pytest.MonkeyPatch, width: float) -> None:
+    row = np.random.default_rng(5).normal(0, width, 49_152)
+    sort, partition = np.sort, np.partition
     seen: list[int] = []
-    monkeypatch.setattr(np, "sort", lambda a: seen.append(a.size) or full_sort(a))
-    monkeypatch.setattr(np, "partition", lambda a, k: seen.append(a.size) or full_partition(a, k))
-    law_of(row, temperature=0.7, top_p=0.9, top_k=50)
-    assert seen
-    assert max(seen) < 1000
+    monkeypatch.setattr(np, "argsort", None)
+    monkeypatch.setattr(np, "sort", lambda a: seen.append(a.size) or sort(a))
+    monkeypatch.setattr(np, "partition", lambda a, k: seen.append(a.size) or partition(a, k))
+    law_of(row, top_k=50)
+    law = law_of(row, temperature=0.7, top_p=0.9)
+    assert len(seen) == 3
+    assert max(seen) < 2100
+    probs = np.exp((row - row.max()) / 0.7)
+    kept = probs[law.tokens].sum() / probs.sum()
+    assert kept >= 0.9
+    assert kept - probs[law.tokens].min() / probs.sum() < 0.9, "the smallest such set"
 
 
 EVERYTHING: dict[str, Any] = {

@@ -87,32 +87,30 @@ class TokenCounts:
 
     def __init__(self, log: list[int], start: int) -> None:
         self._log, self._read = log, start
-        self._slots: dict[int, int] = {}
-        self._counts: list[int] = []
-        self._arrays: tuple[Ids, Ids] = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+        self._slots: dict[int, int] = {}  # token -> its place in the arrays
+        self._tokens: Ids = np.zeros(64, dtype=np.int64)
+        self._counts: Ids = np.zeros(64, dtype=np.int64)
 
     def through(self, path: Sequence[int], vocab_size: int) -> tuple[Ids, Ids]:  # [d], [d]
         """Distinct tokens of the log and the path that lie in the vocabulary, and their counts."""
-        if self._read < len(self._log):
-            self._catch_up()
-        tokens, counts = self._arrays
+        for token in self._log[self._read :]:
+            self._count(token)
+        self._read = len(self._log)
+        tokens, counts = self._tokens[: len(self._slots)], self._counts[: len(self._slots)]
         if path:
-            tokens, counts = self._with_path(path)
+            tokens, counts = self._with_path(tokens, counts.copy(), path)
         inside = tokens < vocab_size
         return (tokens, counts) if inside.all() else (tokens[inside], counts[inside])
 
-    def _catch_up(self) -> None:
-        for token in self._log[self._read :]:
-            slot = self._slots.setdefault(token, len(self._counts))
-            if slot == len(self._counts):
-                self._counts.append(0)
-            self._counts[slot] += 1
-        self._read = len(self._log)
-        self._arrays = (np.array(list(self._slots), dtype=np.int64), np.array(self._counts, dtype=np.int64))
+    def _count(self, token: int) -> None:
+        slot = self._slots.setdefault(token, len(self._slots))
+        if slot == self._tokens.size:
+            self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._tokens[slot] = token
+        self._counts[slot] += 1
 
-    def _with_path(self, path: Sequence[int]) -> tuple[Ids, Ids]:
-        tokens, counts = self._arrays
-        counts = counts.copy()
+    def _with_path(self, tokens: Ids, counts: Ids, path: Sequence[int]) -> tuple[Ids, Ids]:
         fresh: dict[int, int] = {}
         for token in path:
             slot = self._slots.get(token)

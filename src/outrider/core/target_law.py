@@ -17,9 +17,9 @@ from outrider.errors import ScoreError
 
 Row = torch.Tensor | npt.NDArray[Any]  # [vocab]
 
-_FIRST_GUESS = (
-    64  # tokens looked at first for a nucleus; a peaked law needs fewer, a flat one grows from here
-)
+_CHEAP_TO_SORT = 2048  # values
+_BINS = 1024  # of the histogram that finds a nucleus in a flat law
+_DISTINCT = 1e-290  # a smaller spread of values is a tie: their bins could not be told apart
 
 
 class TargetLaw:
@@ -134,21 +134,28 @@ def _cut(logits: Floats, sampling: SamplingParams) -> NodeLaw:  # [vocab], maxim
 
 
 def _nucleus_floor(logits: Floats, top_p: float) -> float:  # [n], maximum 0
-    """The smallest value in the smallest set of largest values whose probability reaches `top_p`."""
-    needed = top_p * float(np.exp(logits).sum())
-    count = _FIRST_GUESS
-    while True:
-        if count < logits.size:
-            largest = logits[logits >= kth_largest(logits, count)]
-        else:
-            largest = logits
-        largest = np.sort(largest)[::-1]
-        reached = int(np.searchsorted(np.cumsum(np.exp(largest)), needed))
-        if reached < largest.size:
-            return float(largest[reached])
-        if largest.size == logits.size:  # top_p within rounding of 1
-            return -math.inf
-        count *= 8
+    """The smallest value in the smallest set of largest values whose probability reaches `top_p`.
+
+    Tokens too light to matter are dropped, then a histogram of the values narrows the search to the bin in
+    which the probability reaches `top_p`, until what is left is cheap to sort.
+    """
+    total = float(np.exp(logits).sum())
+    needed = top_p * total
+    light = math.log((1.0 - top_p) * total / (2 * logits.size))  # all lighter ones weigh under 1 - top_p
+    values = logits[np.flatnonzero(logits >= light)]
+    above = 0.0  # the weight of values larger than all that are left
+    while values.size > _CHEAP_TO_SORT and (spread := float(values.max() - values.min())) > _DISTINCT:
+        distances = values.max() - values
+        distances *= _BINS / spread
+        places = distances.astype(np.int64)
+        np.minimum(places, _BINS - 1, out=places)
+        reached = above + np.cumsum(np.bincount(places, np.exp(values), minlength=_BINS))
+        place = min(int(np.searchsorted(reached, needed)), _BINS - 1)
+        above = float(reached[place - 1]) if place else above
+        values = values[np.flatnonzero(places == place)]
+    values = np.sort(values)[::-1]
+    reached = above + np.cumsum(np.exp(values))
+    return float(values[min(int(np.searchsorted(reached, needed)), values.size - 1)])
 
 
 def kth_largest(values: Floats, k: int) -> float:
