@@ -66,6 +66,11 @@ class Tokenizer:
         return Tokenizer(copy.deepcopy(backend), eos_token_ids=ids, template=template)
 
     @property
+    def kind(self) -> str:
+        """The algorithm, as the tokenizers library names it: BPE, Unigram, WordPiece or WordLevel."""
+        return type(self._backend.model).__name__
+
+    @property
     def fingerprint(self) -> str | None:
         """SHA-256 of the chat template, None without one: equal templates render equal prompts."""
         return None if self._template is None else self._template.fingerprint

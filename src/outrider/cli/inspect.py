@@ -1,0 +1,86 @@
+"""`outrider inspect`: what a model is, what is promised of its texts, and whether a draft model fits it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outrider.cli.exit_codes import CHECK_FAILED
+from outrider.cli.options import EngineSettings, engine_options
+from outrider.cli.progress import LOAD_WAIT_IN_LOGS, Progress
+from outrider.cli.report import print_json
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM
+
+
+@click.command()
+@click.argument("model")
+@click.option("--draft", metavar="MODEL", help="Checks whether this model can draft for MODEL.")
+@click.option("--json", "as_json", is_flag=True, help="Prints one JSON object and nothing else.")
+@engine_options
+def inspect(model: str, draft: str | None, as_json: bool, **given: Any) -> int:
+    """Describes MODEL. With --draft, exits with 1 when the pair is incompatible."""
+    llm = EngineSettings.of(model, given).open()
+    report = describe(llm)
+    if draft is not None:
+        report["pair"] = _pair(llm, draft, given["threads"])
+    if as_json:
+        print_json(report)
+    else:
+        _print_table(report)
+    return CHECK_FAILED if draft is not None and report["pair"]["verdict"] == "incompatible" else 0
+
+
+def describe(llm: LLM) -> dict[str, Any]:
+    """The facts of a loaded model, ready for JSON."""
+    target, tokenizer = llm.target, llm.tokenizer
+    return {
+        "family": _family(target),
+        "layers": getattr(target, "num_layers", None),
+        "hidden_size": getattr(target, "hidden_size", None),
+        "vocab_size": target.vocab_size,
+        "context": target.max_length,
+        "dtype": str(getattr(target, "dtype", None)).removeprefix("torch."),
+        "target": type(target).__name__,
+        "tokenizer": {
+            "kind": tokenizer.kind,
+            "size": tokenizer.vocab_size,
+            "eos_token_ids": list(tokenizer.eos_token_ids),
+            "chat_template": tokenizer.fingerprint,
+        },
+        "trees": target.supports_trees,
+        "row_invariant": target.row_invariant,
+        "guarantee": llm.guarantee,
+        "guarantee_reason": llm.guarantee_reason,
+    }
+
+
+def _family(target: Any) -> str | None:
+    """The architecture's name: ours, or the one in the configuration of a transformers model."""
+    if hasattr(target, "arch"):
+        return str(target.arch.family)
+    return getattr(getattr(getattr(target, "model", None), "config", None), "model_type", None)
+
+
+def _pair(llm: LLM, draft: str, threads: int | None) -> dict[str, Any]:
+    with Progress(f"loading {draft}", wait_in_logs=LOAD_WAIT_IN_LOGS):
+        from outrider.models.load import load, resolve
+        from outrider.pairing import check_pair
+        from outrider.text import load_tokenizer
+
+        source = resolve(draft)
+        verdict = check_pair(llm.tokenizer, llm.target, load_tokenizer(source), load(source, threads=threads))
+    return {"verdict": verdict.verdict, "first_difference": verdict.first_difference}
+
+
+def _print_table(report: dict[str, Any]) -> None:
+    width = max(map(len, report))
+    for name, value in report.items():
+        shown = value
+        if isinstance(value, dict):
+            shown = ", ".join(f"{key} {item}" for key, item in value.items() if item not in (None, []))
+        elif isinstance(value, bool):
+            shown = "yes" if value else "no"
+        click.echo(f"{name:<{width}}  {shown}")

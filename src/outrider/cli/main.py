@@ -1,0 +1,98 @@
+"""The `outrider` command: finds the subcommand, and turns every failure into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+import click
+
+from outrider import __version__
+from outrider.cli.exit_codes import INTERNAL_ERROR, INTERRUPTED, USER_ERROR
+from outrider.errors import OutriderError, nearest
+
+# Each module is imported when its command runs or its help is shown; none of them imports torch at its top.
+_COMMANDS = {
+    "generate": "outrider.cli.generate",
+    "chat": "outrider.cli.chat",
+    "inspect": "outrider.cli.inspect",
+    "demo": "outrider.cli.demo",
+}
+
+
+class LazyCommands(click.Group):
+    """The subcommands by name; an unknown one is answered with the nearest known one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(_COMMANDS[cmd_name]), cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+            hint = nearest(args[0], _COMMANDS) or f"; known: {', '.join(_COMMANDS)}"
+            raise click.UsageError(f"unknown command {args[0]!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="outrider %(version)s")
+def outrider() -> None:
+    """Exact speculative decoding: language models write faster, and write the same text."""
+
+
+def main() -> int:
+    """The console script: prepares the process, runs the command, returns its exit code."""
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("warning: %(message)s"))
+    logging.getLogger("outrider").addHandler(handler)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return run(sys.argv[1:])
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line. Returns 0, 1 (a check failed), 2 (a user error), 70 (a bug) or 130 (interrupted)."""
+    try:
+        code = outrider.main(args=list(arguments) or ["--help"], prog_name="outrider", standalone_mode=False)
+    except click.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        return _failed(_usage_message(error), USER_ERROR)
+    except OutriderError as error:
+        return _failed(str(error), USER_ERROR)
+    except Exception as error:
+        if os.environ.get("OUTRIDER_TRACEBACK"):
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        return _failed(f"unexpected {reason} (OUTRIDER_TRACEBACK=1 shows where)", INTERNAL_ERROR)
+    return int(code or 0)
+
+
+def _failed(message: str, code: int) -> int:
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    return code
+
+
+def _usage_message(error: click.ClickException) -> str:
+    """Click's message in our form: lower case, with the nearest option where one was misspelt."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if isinstance(error, click.NoSuchOption):
+        options = [name for param in context.command.params for name in param.opts] if context else []
+        known = [name for name in options if name.startswith("-")]
+        return f"unknown option {error.option_name!r}{nearest(error.option_name, known)}"
+    message = error.format_message()
+    return message[:1].lower() + message[1:]
