@@ -98,5 +98,7 @@ class ScriptedDrafter:
             tokens += siblings
             parents += [parent] * len(siblings)
             parent = first + (siblings.index(text[position]) if text[position] in siblings else 0)
+        if len(tokens) == len(draft):
+            return draft
         groups += [()] * (len(tokens) + 1 - len(groups))
         return Draft(TokenTree(tuple(tokens), tuple(parents)), tuple(groups))
