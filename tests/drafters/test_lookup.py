@@ -12,6 +12,8 @@ from outrider.core.law import Drawn
 from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Group
 from outrider.drafters.lookup import NgramDrafter
 from outrider.errors import ConfigError
+from outrider.testing.contract import check_drafter
+from outrider.testing.toy import ToyTarget
 
 
 def drafted(drafter: NgramDrafter, text: Sequence[int], budget: int, given: Draft = EMPTY_DRAFT) -> Draft:
@@ -93,3 +95,7 @@ def test_a_forgotten_sequence_leaves_nothing_behind() -> None:
 def test_an_empty_range_is_refused(low: int, high: int) -> None:
     with pytest.raises(ConfigError, match="prompt_lookup_min"):
         NgramDrafter(low, high)
+
+
+def test_the_contract_is_kept() -> None:
+    check_drafter(lambda target: NgramDrafter(1, 3), lambda: ToyTarget(12, sharpness=4.0))
