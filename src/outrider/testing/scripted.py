@@ -65,12 +65,13 @@ class ScriptedDrafter:
 
     def siblings(self, position: int, right: int) -> tuple[int, ...]:
         """The tokens drafted at an absolute position where the text has the token `right`."""
-        ids = np.arange(self._vocab_size + 2, dtype=np.int64)
-        u = uniform(self._seed, position, ids, purpose=0)
-        wrong = [int(token) for token in np.argsort(u[:-2], kind="stable") if token != right]
-        if u[-1] < self._corrupted:
-            return tuple(wrong[: self._width])
-        place = int(u[-2] * self._width)
+        corrupt, spot, start = uniform(self._seed, position, np.arange(3), purpose=0)
+        first = int(start * self._vocab_size)
+        walk = ((first + step) % self._vocab_size for step in range(self._width + 1))
+        wrong = tuple(token for token in walk if token != right)[: self._width]
+        if corrupt < self._corrupted:
+            return wrong
+        place = int(spot * self._width)
         return (*wrong[:place], right, *wrong[place : self._width - 1])
 
     def _text(self, context: Context) -> Sequence[int]:
