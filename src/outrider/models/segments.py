@@ -12,6 +12,8 @@ from outrider.core.tree import TokenTree
 from outrider.models.cache import SequenceCache, padded_length
 from outrider.models.linear import MIN_ROWS
 
+_LANES = 16  # float32 numbers in the widest vector registers: a softmax adds up slot j in lane j % 16
+
 
 @dataclass(frozen=True, eq=False)
 class Segment:
@@ -53,23 +55,22 @@ def tree_segment(
 ) -> Segment:
     """The pending token and the nodes below it; a node sees the cached tokens, its ancestors and itself.
 
-    The path of first children takes the first slots: on it a row sums over the very slots that plain decoding
-    would use, and keeping it moves nothing.
+    The path of first children takes the slots that plain decoding would use, so keeping it moves nothing.
     """
     if tree.is_chain:
         return chain_segment(cache, first, (pending, *tree.tokens), dtype)
-    start, count = cache.length, len(tree) + 1
-    cache.reserve(start + count)
-    offsets = _slot_offsets(tree)
-    visible = torch.zeros(_grouped(count), count, dtype=torch.bool)
+    start, offsets = cache.length, _slot_offsets(tree)
+    span = max(offsets) + 1
+    cache.reserve(start + span)
+    visible = torch.zeros(_grouped(len(offsets)), span, dtype=torch.bool)
     visible[:, 0] = True
     for node, parent in enumerate(tree.parents):
         if parent is not None:
             visible[node + 1] = visible[parent + 1]
         visible[node + 1, offsets[node + 1]] = True
-    mask = torch.full((len(visible), padded_length(start + count)), -math.inf, dtype=dtype)
+    mask = torch.full((len(visible), padded_length(start + span)), -math.inf, dtype=dtype)
     mask[:, :start] = 0.0
-    mask[:, start : start + count].masked_fill_(visible, 0.0)
+    mask[:, start : start + span].masked_fill_(visible, 0.0)
     slots = tuple(start + offset for offset in offsets)
     positions = (start, *(start + depth for depth in tree.depths))
     write = torch.tensor(slots, device=cache.device)
@@ -81,14 +82,16 @@ def _grouped(count: int) -> int:
 
 
 def _slot_offsets(tree: TokenTree) -> list[int]:
-    """Slot of each row, counted from the pending token's: the path of first children, then the other nodes."""
-    path, row = [0], 0
-    while tree.children[row]:
-        row = tree.children[row][0] + 1
-        path.append(row)
-    on_path = set(path)
-    order = path + [row for row in range(len(tree) + 1) if row not in on_path]
-    offsets = [0] * len(order)
-    for offset, row in enumerate(order):
-        offsets[row] = offset
+    """Slot of each row, counted from the pending token's: right after its parent's, or a multiple of `_LANES` later.
+
+    So every row meets its keys in the order and in the vector lanes of plain decoding, with only masked slots, which
+    add zero, in between: its sums are the same to the last bit, unless it is pushed over a cut of `padded_length`.
+    """
+    offsets, taken = [0], {0}
+    for parent in tree.parents:
+        offset = offsets[0 if parent is None else parent + 1] + 1
+        while offset in taken:
+            offset += _LANES
+        offsets.append(offset)
+        taken.add(offset)
     return offsets

@@ -26,12 +26,12 @@ class TorchDecoder:
     `taps`: layer ids i; the feature is the hidden state entering layer i, or for i == num_layers the state after the
     last layer, before the final norm. Logits are float32 (float64 for a float64 model).
 
-    How far rows are alike: every row of a pass meets the same kernels with the same blocks, because linears are packed
-    for one blocked kernel, rows are padded to a group of four, and attention lengths are rounded to the BLAS's own
-    cuts (`padded_length`). On x86 with AVX-512, float32 and bfloat16, this makes a row's logits
-    bitwise equal in a chain of any width, in any prefill chunking, beside any neighbours (see the tests). It does not
-    hold on the side paths of a tree, whose ancestors lie in other slots and are summed in another order, nor is it
-    promised by the libraries beneath on another processor. So `row_invariant` is False.
+    How far rows are alike: linears are packed for one blocked kernel, rows come in groups of four, attention lengths
+    are rounded to the BLAS's own cuts (`padded_length`), and tree nodes lie in the vector lanes of plain decoding. On
+    x86 with AVX-512 and MKL, in float32 and bfloat16, a row's logits are bitwise equal in a chain of any
+    width, in any prefill chunking, beside any neighbours, and on any path of a tree that no cut of the cache
+    divides (measured on SmolLM2; see the tests). Side paths that such a cut divides are summed in another order, and
+    other processors' libraries promise nothing, so `row_invariant` is False.
     """
 
     row_invariant = False
