@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
 import torch
 
-from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Floats, Law, NodeLaw
+from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Law, NodeLaw
 from outrider.core.noise import Place
 from outrider.core.records import Budget, Context, Draft, Group, Guarantee
-from outrider.core.target_law import host_row
 from outrider.core.tree import TokenTree
 from outrider.errors import ConfigError, ScoreError
 
@@ -73,45 +71,56 @@ class Growth:
         return [plant.draft() for plant in plants]
 
     def _add_level(self, plant: _Plant, logits: torch.Tensor) -> None:  # [n + 1, draft vocab]
-        buds = []
-        for row in sorted(plant.frontier, key=lambda row: -plant.values[row])[: self.topk]:
-            bud = self._bud(plant, row, logits[row])
-            if bud is not None:
-                buds.append(bud)
+        choice = self._choice(plant.context)
+        rows = sorted(plant.frontier, key=lambda row: -plant.values[row])[: self.topk]
+        if choice is _Choice.BEST:
+            buds = [self._known_bud(plant, row, logits[row]) for row in rows]
+        else:
+            buds = [self._unknown_bud(plant, row) for row in rows]
         counts = _allot(buds, plant.share())
         plant.frontier = []
         for bud, count in zip(buds, counts):
-            if count:
-                self._add_children(plant, bud, count)
+            if count and choice is _Choice.BEST:
+                plant.add(bud.row, bud.tokens[:count], POINT_MASS, bud.values)
+            elif count:
+                self._add_by_noise(plant, bud, logits[bud.row], count)
 
-    def _bud(self, plant: _Plant, row: int, logits: torch.Tensor) -> _Bud | None:
-        """A row that may get children, with how likely each is to be kept; None where the row has no law."""
-        fitted = _fitted(logits, self.vocab_size)
+    def _known_bud(self, plant: _Plant, row: int, logits: torch.Tensor) -> _Bud:  # [draft vocab]
+        """The row with its most probable children; with none where it has no law."""
+        law = self._law(plant, row, logits)
+        if law is None:
+            return _Bud(row, (), ())
+        if not law.greedy:
+            tokens, steps = _most_probable(torch.from_numpy(law.logits), self.topk)
+            tokens = tuple(law.token(index) for index in tokens)
+        elif self.topk == 1:
+            tokens, steps = (law.token(0),), (0.0,)
+        else:
+            tokens, steps = _around(law.token(0), _fitted(logits, self.vocab_size), self.topk)
+        return _Bud(row, tokens, tuple(plant.values[row] + step for step in steps))
+
+    def _unknown_bud(self, plant: _Plant, row: int) -> _Bud:
+        """The row before noise chooses its children: their ranks alone say how likely they are to be kept."""
+        steps = (math.log(_FIRST_RANK * _NEXT_RANK**rank) for rank in range(self.topk))
+        return _Bud(row, (), tuple(plant.values[row] + step for step in steps))
+
+    def _add_by_noise(self, plant: _Plant, bud: _Bud, logits: torch.Tensor, count: int) -> None:
+        law = self._law(plant, bud.row, logits)
+        if law is None:
+            return
+        noise, place = plant.context.noise, Place(plant.depths[bud.row], bud.row)
+        if self._choice(plant.context) is _Choice.RANKED:
+            plant.add(bud.row, noise.ranked(law, count, place), POINT_MASS, bud.values)
+        else:
+            claim = Drawn(law.probs) if count == 1 else DrawnWithoutReplacement(law.probs)
+            plant.add(bud.row, noise.draw(law, count, place), claim, bud.values)
+
+    def _law(self, plant: _Plant, row: int, logits: torch.Tensor) -> NodeLaw | None:  # [draft vocab]
+        """The request's law at a row, None where there is none (NaN)."""
         try:
-            law = plant.context.law.node(fitted, plant.path_tokens(row))
+            return plant.context.law.node(_fitted(logits, self.vocab_size), plant.path_tokens(row))
         except ScoreError:
             return None
-        if self._choice(plant.context) is not _Choice.BEST:
-            tokens: tuple[int, ...] = ()
-            ranks = range(min(self.topk, law.logits.size))
-            steps = tuple(math.log(_FIRST_RANK * _NEXT_RANK**rank) for rank in ranks)
-        elif law.greedy and self.topk > 1:
-            tokens, steps = _around(law, fitted, self.topk)
-        else:
-            tokens, steps = _most_probable(law, self.topk)
-        return _Bud(row, law, tokens, tuple(plant.values[row] + step for step in steps))
-
-    def _add_children(self, plant: _Plant, bud: _Bud, count: int) -> None:
-        place = Place(plant.depths[bud.row], bud.row)
-        noise, law, choice = plant.context.noise, bud.law, self._choice(plant.context)
-        if choice is _Choice.DRAWN:
-            tokens = noise.draw(law, count, place)
-            claim = Drawn(law.probs) if count == 1 else DrawnWithoutReplacement(law.probs)
-            plant.add(bud.row, tokens, claim, bud.values[:count])
-        elif choice is _Choice.RANKED:
-            plant.add(bud.row, noise.ranked(law, count, place), POINT_MASS, bud.values[:count])
-        else:
-            plant.add(bud.row, bud.tokens[:count], POINT_MASS, bud.values[:count])
 
     def _choice(self, context: Context) -> _Choice:
         if context.sampling.greedy or self.sample_method is SampleMethod.GREEDY:
@@ -125,13 +134,12 @@ class _Choice(Enum):
     DRAWN = "drawn from the law"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Bud:
-    """A row about to get children: `values[r]` estimates the log chance that its r-th child is kept."""
+    """A row that may get children: `values[r]` estimates the log chance that its r-th child is kept."""
 
     row: int
-    law: NodeLaw
-    tokens: tuple[int, ...]  # the most probable, best first; empty where noise will choose
+    tokens: tuple[int, ...]  # the children, best first, where noise does not choose them
     values: tuple[float, ...]
 
 
@@ -170,7 +178,7 @@ class _Plant:
         self._groups[row] = (Group(law, tuple(range(first, first + len(tokens)))),)
         self._groups += [()] * len(tokens)
         self.depths += [self.depths[row] + 1] * len(tokens)
-        self.values += values
+        self.values += values[: len(tokens)]
         self.frontier += range(first + 1, first + 1 + len(tokens))
 
     def draft(self) -> Draft:
@@ -183,7 +191,7 @@ class _Plant:
 def _allot(buds: Sequence[_Bud], share: int) -> list[int]:
     """Children per bud, `share` in all where there is room: always to the likeliest next child."""
     counts = [0] * len(buds)
-    queue = [(-bud.values[0], index) for index, bud in enumerate(buds)]
+    queue = [(-bud.values[0], index) for index, bud in enumerate(buds) if bud.values]
     heapq.heapify(queue)
     while queue and sum(counts) < share:
         _, index = heapq.heappop(queue)
@@ -201,29 +209,20 @@ def _fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:  # [draft vo
     return torch.nn.functional.pad(logits, (0, missing), value=-math.inf)
 
 
-def _most_probable(law: NodeLaw, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Up to `count` tokens of the law, most probable first, lowest id on ties, with log-probabilities."""
-    if count == 1:
-        indices = np.array([law.logits.argmax()])
-    else:
-        count = min(count, law.logits.size)
-        floor = np.partition(law.logits, law.logits.size - count)[law.logits.size - count]
-        candidates = np.flatnonzero(law.logits >= floor)
-        indices = candidates[np.argsort(-law.logits[candidates], kind="stable")][:count]
-    values = law.logits[indices] - math.log(float(np.exp(law.logits).sum()))
-    return tuple(law.token(int(index)) for index in indices), tuple(values.tolist())
+def _most_probable(logits: torch.Tensor, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:  # [n]
+    """Indices of up to `count` of the largest finite logits, largest first, with their log-probabilities."""
+    values, indices = logits.float().topk(min(count, logits.shape[0]))
+    steps = values - logits.float().logsumexp(0)
+    kept = int((values > -math.inf).sum())
+    return tuple(indices[:kept].tolist()), tuple(steps[:kept].tolist())
 
 
-def _around(law: NodeLaw, row: torch.Tensor, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def _around(best: int, row: torch.Tensor, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:  # [vocab]
     """The token of a greedy law, then the best others of the raw row, with raw log-probabilities.
 
     A greedy law holds its winner alone. Siblings are guesses at where the draft model is wrong; which ones
     they are cannot change the text.
     """
-    raw: Floats = host_row(row).astype(np.float64)
-    support = np.flatnonzero(raw > -math.inf)
-    tokens, values = _most_probable(NodeLaw(raw.size, support, raw[support] - raw.max(), greedy=False), count)
-    best = law.token(0)
-    steps = {best: 0.0} | dict(zip(tokens, values))
-    tokens = (best, *(token for token in tokens if token != best))[:count]
+    steps = {best: 0.0} | dict(zip(*_most_probable(row, count)))
+    tokens = (best, *(token for token in steps if token != best))[:count]
     return tokens, tuple(steps[token] for token in tokens)
