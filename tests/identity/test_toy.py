@@ -39,7 +39,7 @@ def test_a_draft_length_that_changes_every_round_changes_nothing(method: Method)
 @pytest.mark.parametrize("depth", range(1, 9))
 def test_every_draft_length_gives_the_same_texts(depth: int) -> None:
     some = [job for job in jobs() if job.name in ("greedy", "sampled", "all")]
-    for method in METHODS[1:]:
+    for method in METHODS[1::3]:
         assert_texts(some, write(method, some, depth))
 
 

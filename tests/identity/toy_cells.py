@@ -1,4 +1,4 @@
-"""Cells of the toy identity suites: requests of many settings, drafters of many kinds, and the engine they meet in."""
+"""Cells of the toy identity suites: requests of many settings, drafters of many kinds, and their engine."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from outrider.testing.oracle import OracleText, oracle_text
 from outrider.testing.scripted import ScriptedDrafter
 from outrider.testing.toy import ToyTarget
 
-
 VOCAB = 24
 EOS = 7
-MAX_TOKENS = 32
+MAX_TOKENS = 24
 BAD_WORDS = ((3,), (11, 5), (2, 19))
 
 
@@ -76,7 +75,7 @@ def settings() -> dict[str, SamplingParams]:
         "greedy penalties": of(temperature=0, repetition_penalty=1.2, frequency_penalty=0.5),
         "no_repeat_ngram": of(temperature=0, no_repeat_ngram_size=3),
         "logit_bias": of(temperature=0.9, logit_bias={4: 1.5, 9: -100.0, 20: 3.0}),
-        "min_tokens": of(temperature=0.8, ignore_eos=False, min_tokens=25, stop_token_ids=(1, 2)),
+        "min_tokens": of(temperature=0.8, ignore_eos=False, min_tokens=15, stop_token_ids=(1, 2)),
         "stop ids": of(temperature=0.8, stop_token_ids=(4, 9, 15)),
         "bad words": of(temperature=0.8),
         "all": of(temperature=0.9, top_p=0.95, top_k=12, repetition_penalty=1.1, frequency_penalty=0.2,

@@ -1,0 +1,166 @@
+"""Cells of the law suites: tiny languages, drafters of many kinds, and the law of whole generations."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from outrider.core.law import Floats
+from outrider.core.protocols import Drafter
+from outrider.core.records import Budget, Context, Guarantee, Request
+from outrider.core.rules import RejectionMethod, RuleBook
+from outrider.core.sampling import SamplingParams
+from outrider.drafters.chain import ChainedDrafter
+from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.growth import SampleMethod
+from outrider.drafters.lookup import NgramDrafter
+from outrider.drafters.self_draft import SelfDrafter
+from outrider.engine.controller import FixedController
+from outrider.engine.engine import Engine, Parts, run_to_end
+from outrider.testing.toy import ToyTarget
+
+VOCAB = 3
+PROMPT = (0, 1, 2, 0, 1, 1)
+TEMPERATURE = 0.9
+
+Tokens = tuple[int, ...]
+Law = Mapping[Tokens, float]
+
+
+def tiny_target() -> ToyTarget:
+    """A target of three tokens; every call opens a new one that speaks the same language."""
+    return ToyTarget(VOCAB, seed=3, order=2, sharpness=1.0)
+
+
+def plain_law(length: int) -> dict[Tokens, float]:
+    """The law of the first `length` tokens that plain decoding draws after the prompt, enumerated."""
+    target = tiny_target()
+
+    def probs(tokens: Sequence[int]) -> Floats:
+        weights: Floats = np.exp(target.logits_of(tokens) / TEMPERATURE)
+        return weights / weights.sum()
+
+    law: dict[Tokens, float] = {(): 1.0}
+    for _ in range(length):
+        law = {(*t, v): c * float(p) for t, c in law.items() for v, p in enumerate(probs([*PROMPT, *t]))}
+    return law
+
+
+@dataclass(frozen=True)
+class ChangingController:
+    """A draft length of 0 to `budget.depth` that changes with the round, blind to what is drafted."""
+
+    budget: Budget
+
+    def budgets(self, contexts: Sequence[Context], load: int) -> list[Budget]:
+        depths = [(2 * len(context.tokens) + 1) % (self.budget.depth + 1) for context in contexts]
+        return [Budget(depth, self.budget.nodes) for depth in depths]
+
+
+CHAIN, TREE = Budget(3, 3), Budget(2, 4)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A way to draft and to judge; `method` None is what the rule book takes by itself."""
+
+    name: str
+    build: Callable[[ToyTarget], Drafter]
+    budget: Budget = CHAIN
+    method: RejectionMethod | None = None
+    guarantee: Guarantee = Guarantee.SAME_DISTRIBUTION
+    changing: bool = False
+
+    def parts(self) -> Parts:
+        """A new target, drafter and controller of this cell."""
+        target = tiny_target()
+        controller = ChangingController(self.budget) if self.changing else FixedController(self.budget)
+        return Parts(target, self.build(target), RuleBook(self.method), controller)
+
+    def request(self, number: int, seed: int, length: int) -> Request:
+        sampling = SamplingParams(temperature=TEMPERATURE, max_tokens=length)
+        return Request(number, PROMPT, sampling, seed, self.guarantee)
+
+
+def model(
+    topk: int = 1, sample_method: SampleMethod = SampleMethod.PROBABILISTIC
+) -> Callable[[ToyTarget], Drafter]:
+    """A draft model that speaks much like the target, yet is often refused."""
+    return lambda target: ModelDrafter(
+        target.imitation(1.0), target_vocab_size=VOCAB, topk=topk, sample_method=sample_method
+    )
+
+
+def short_sighted_model(target: ToyTarget) -> Drafter:
+    """A draft model whose window ends two tokens after the prompt: what follows is left to others."""
+    draft = target.imitation(1.0, max_length=len(PROMPT) + 2)
+    return ModelDrafter(draft, target_vocab_size=VOCAB)
+
+
+def ngram(target: ToyTarget) -> Drafter:
+    return NgramDrafter(1, 3)
+
+
+STANDARD, BLOCK, TRAVERSAL = RejectionMethod.STANDARD, RejectionMethod.BLOCK, RejectionMethod.TRAVERSAL
+
+CELLS = (
+    Cell("same text, chain", model(), guarantee=Guarantee.SAME_TEXT),
+    Cell("same text, tree", model(2), TREE, guarantee=Guarantee.SAME_TEXT),
+    Cell("chain, block", model(), method=BLOCK),
+    Cell("chain, standard", model(), method=STANDARD),
+    Cell("chain, traversal", model(), method=TRAVERSAL),
+    Cell("tree, traversal", model(2), TREE, method=TRAVERSAL),
+    Cell("tree, standard", model(2), TREE, method=STANDARD),
+    Cell("ngram, block", ngram),
+    Cell("ngram, standard", ngram, method=STANDARD),
+    Cell("greedy tree", model(2, SampleMethod.GREEDY), TREE),
+    Cell("changing length, block", model(), changing=True),
+    Cell("changing length, tree", model(2), Budget(3, 5), changing=True),
+    Cell("ngram, then model", lambda target: ChainedDrafter([NgramDrafter(3, 4), model()(target)])),
+    Cell("model, then ngram", lambda target: ChainedDrafter([short_sighted_model(target), ngram(target)])),
+    Cell("self-drafting tree", lambda target: SelfDrafter.early_exit(target, 2, topk=2), TREE),
+)
+
+
+def written(cell: Cell, seeds: Iterable[int], length: int) -> Counter[Tokens]:
+    """How often the real engine with the real noise writes each text of `length` tokens, over the seeds."""
+    engine, numbers = Engine(cell.parts(), max_batch=64), itertools.count()
+    running = [engine.submit(cell.request(next(numbers), seed, length)) for seed in seeds]
+    run_to_end(engine, running)
+    return Counter(done.token_ids for done in running)
+
+
+def surprise(counts: Mapping[Tokens, int], law: Law) -> float:
+    """The p-value of the counts under the law: chi-square tests of all prefix lengths, Bonferroni-corrected.
+
+    Outcomes expected fewer than five times are pooled. Short prefixes find a bias of single tokens, long ones
+    a dependence between tokens.
+    """
+    length = len(next(iter(law)))
+    return min(
+        1.0, length * min(_chi_square(_prefixes(counts, n), _prefixes(law, n)) for n in range(1, length + 1))
+    )
+
+
+def _prefixes(weights: Mapping[Tokens, float], length: int) -> dict[Tokens, float]:
+    sums: dict[Tokens, float] = {}
+    for tokens, weight in weights.items():
+        sums[tokens[:length]] = sums.get(tokens[:length], 0.0) + weight
+    return sums
+
+
+def _chi_square(counts: Mapping[Tokens, float], law: Law) -> float:
+    assert counts.keys() <= law.keys(), "nothing impossible was written"
+    total = sum(counts.values())
+    expected = np.array([total * law[t] for t in law])
+    observed = np.array([counts.get(t, 0.0) for t in law])
+    rare = expected < 5.0
+    if rare.any():
+        expected = np.append(expected[~rare], expected[rare].sum())
+        observed = np.append(observed[~rare], observed[rare].sum())
+    return float(stats.chisquare(observed, expected * (observed.sum() / expected.sum())).pvalue)
