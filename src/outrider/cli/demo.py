@@ -62,7 +62,8 @@ class Row:
 def demo(max_tokens: int, as_json: bool, **given: Any) -> int:
     """Compares plain and speculative decoding.
 
-    Decodes six short tasks with SmolLM2-135M, plainly and with drafts, and compares speed and text. Drafts by n-gram lookup unless told otherwise. Takes about a minute on two cores.
+    Decodes six short tasks with SmolLM2-135M, plainly and with drafts, and compares speed and text. Drafts by n-gram
+    lookup unless told otherwise. Takes about a minute on two cores.
     """
     settings = speculative_settings(given)
     if not {"method", "model", "assistant_early_exit", "skip_layers"} & set(settings):

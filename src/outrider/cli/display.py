@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
@@ -12,7 +13,7 @@ from outrider.cli.report import Totals
 
 if TYPE_CHECKING:
     from outrider.core.records import Completion
-    from outrider.stream import TextStream
+    from outrider.stream import Delta, TextStream
 
 _DRAFTED, _RESET = "\x1b[36m", "\x1b[0m"
 # What a model writes must not move the cursor or recolour the terminal.
@@ -49,16 +50,9 @@ def display_on(out: TextIO) -> Display:
 
 def follow(stream: TextStream, display: Display) -> Completion:
     """Shows a text as it grows. Ctrl-C ends it: the completion then holds what was certain, reason "abort"."""
-    shown = written = 0
+    shown = 0
     try:
-        with Progress("reading the prompt") as progress:
-            for delta in stream:
-                display.write(delta.text, delta.from_draft)
-                shown, written = shown + len(delta.text), written + len(delta.token_ids)
-                progress.say(f"writing: {written} tokens")
-                if display.live:
-                    break
-        for delta in stream:
+        for delta in _arriving(stream, display):
             display.write(delta.text, delta.from_draft)
             shown += len(delta.text)
     except KeyboardInterrupt:
@@ -86,3 +80,19 @@ def summary(completion: Completion) -> str:
 def _show(out: TextIO, text: str) -> None:
     out.write(text)
     out.flush()
+
+
+def _arriving(stream: TextStream, display: Display) -> Iterator[Delta]:
+    """The deltas; a progress line runs until the first, or to the end where nobody sees the text grow."""
+    first: list[Delta] = []
+    with Progress("reading the prompt") as progress:
+        if display.live:
+            first = list(itertools.islice(stream, 1))
+        else:
+            written = 0
+            for delta in stream:
+                yield delta
+                written += len(delta.token_ids)
+                progress.say(f"writing: {written} tokens")
+    yield from first
+    yield from stream

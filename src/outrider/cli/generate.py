@@ -81,7 +81,7 @@ def _prompt_text(prompt: str) -> str:
     text = prompt
     if prompt == "-":
         try:
-            text = click.get_binary_stream("stdin").read().decode("utf-8")
+            text = sys.stdin.buffer.read().decode("utf-8")
         except UnicodeDecodeError as error:
             raise ParameterError(
                 f"standard input is not UTF-8 text (byte {error.start}): convert it"
