@@ -130,7 +130,7 @@ def letters(tokens: list[int]) -> str:
         pytest.param({"min_tokens": 2}, ([10, 11, 0], "stop"), id="min_tokens reached"),
         pytest.param({"stop": "kl"}, ([10, 11], "stop"), id="stop string"),
         pytest.param({"stop": ["zz", "l"], "min_tokens": 1}, ([10, 11], "stop"), id="two stop strings"),
-        pytest.param({"stop": "kl", "min_tokens": 2}, ([10, 11, 0], "stop"),
+        pytest.param({"stop": "kl", "min_tokens": 2, "ignore_eos": True}, ([10, 11, 0, 20, 21], "length"),
                      id="stop string within min_tokens"),
         pytest.param({"stop": "la", "min_tokens": 2, "ignore_eos": True}, ([10, 11, 0], "stop"),
                      id="stop string across min_tokens"),
