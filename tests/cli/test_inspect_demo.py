@@ -1,0 +1,96 @@
+"""`outrider inspect` and `outrider demo` on toy models."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+
+import pytest
+
+from outrider.cli.demo_prompts import PROMPTS
+
+demo_module = importlib.import_module("outrider.cli.demo")
+inspect_module = importlib.import_module("outrider.cli.inspect")
+
+
+def test_inspect_reports_the_model_and_its_promise(outrider, target) -> None:
+    done = outrider("inspect", "toy", "--json")
+    report = json.loads(done.out)
+    assert (done.code, done.err) == (0, "")
+    assert report["vocab_size"] == 256
+    assert report["layers"] == 4
+    assert report["row_invariant"] is True
+    assert report["guarantee"] == "same_text"
+    assert report["tokenizer"]["kind"] == "BPE"
+    assert report["tokenizer"]["size"] == 256
+    assert len(report["tokenizer"]["chat_template"]) == 64
+    assert "pair" not in report
+    assert "row_invariant" in outrider("inspect", "toy").out
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("compatible", 0), ("padded", 0), ("incompatible", 1)])
+def test_inspect_exits_with_one_for_a_pair_that_does_not_fit(
+    outrider, target, monkeypatch, verdict, code
+) -> None:
+    pair = {"verdict": verdict, "first_difference": "id 7"}
+    monkeypatch.setattr(inspect_module, "_pair", lambda llm, draft, threads: pair)
+    done = outrider("inspect", "toy", "--draft", "other", "--json")
+    assert done.code == code
+    assert json.loads(done.out)["pair"] == pair
+
+
+def test_demo_reports_every_prompt_with_figures_that_agree(outrider, target) -> None:
+    done = outrider("demo", "--max-tokens", "24", "--json")
+    report = json.loads(done.out)
+    assert (done.code, done.err) == (0, "")
+    assert [row["prompt"] for row in report["rows"]] == [name for name, _ in PROMPTS]
+    assert report["same_text"] is True
+    assert report["method"] == ["ngram"]
+    for row in report["rows"]:
+        assert row["same_text"] is True
+        assert row["ratio"] == pytest.approx(row["spec_tps"] / row["plain_tps"])
+        assert row["tokens_per_pass"] >= 1.0
+    assert any(row["tokens_per_pass"] > 1.0 for row in report["rows"])
+
+
+def test_demo_table_says_that_the_text_is_the_same(outrider, target) -> None:
+    done = outrider("demo", "--max-tokens", "8", "--num-speculative-tokens", "3")
+    assert done.code == 0
+    assert "same text: yes" in done.out
+    assert all(name in done.out for name, _ in PROMPTS)
+    assert "\x1b" not in done.out
+
+
+def differing(monkeypatch) -> None:
+    """Lets the drafting side write another token at index 5 of every text."""
+    answer = demo_module._answer
+
+    def changed(llm, message, sampling):
+        completion = answer(llm, message, sampling)
+        if llm.config.methods == ("none",) or len(completion.token_ids) < 6:
+            return completion
+        ids = list(completion.token_ids)
+        ids[5] = (ids[5] + 1) % 256
+        return dataclasses.replace(completion, token_ids=tuple(ids))
+
+    monkeypatch.setattr(demo_module, "_answer", changed)
+
+
+def test_demo_says_where_texts_differ_and_that_a_tie_can_be_the_cause(outrider, target, monkeypatch) -> None:
+    differing(monkeypatch)
+    target.row_invariant = False
+    report = json.loads(outrider("demo", "--max-tokens", "8", "--json").out)
+    assert report["same_text"] is False
+    assert [row["first_difference"] for row in report["rows"]] == [5] * len(PROMPTS)
+    shown = outrider("demo", "--max-tokens", "8")
+    assert shown.code == 0
+    assert "same text: no: 'chat' differs at token 5" in shown.out
+    assert "A rounding tie can cause this" in shown.out
+
+
+def test_demo_fails_when_a_row_invariant_model_writes_another_text(outrider, target, monkeypatch) -> None:
+    differing(monkeypatch)
+    shown = outrider("demo", "--max-tokens", "8")
+    assert shown.code == 1
+    assert "This is a defect" in shown.out

@@ -1,0 +1,98 @@
+"""Start-up, and how failures are told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROBE = """
+import sys
+from outrider.cli.main import run
+code = run({arguments!r})
+heavy = {{"torch", "numpy", "rich", "transformers", "tokenizers", "gguf"}} & set(sys.modules)
+sys.exit(f"imported {{heavy}}" if heavy else code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["generate", "--help"], 0),
+        (["demo", "--help"], 0),
+        (["generate", "m", "p", "--temperature", "nan"], 2),
+        (["generate", "m", "p", "--method", "eagle"], 2),
+        (["generate", "m", ""], 2),
+    ],
+)
+def test_help_and_early_errors_import_nothing_heavy(arguments: list[str], code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(arguments=arguments)], capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stderr
+
+
+def test_help_takes_less_than_three_tenths_of_a_second() -> None:
+    before = os.times()
+    subprocess.run([sys.executable, "-m", "outrider", "--help"], check=True, capture_output=True)
+    after = os.times()
+    # Processor time: the wall clock of a busy machine says nothing about the program.
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    assert used < 0.3
+
+
+def test_help_names_every_command(outrider) -> None:
+    shown = outrider("--help")
+    assert shown.code == 0
+    for name in ("generate", "chat", "inspect", "demo"):
+        assert name in shown.out
+    assert outrider().out == shown.out
+
+
+def test_version_is_the_package_version(outrider) -> None:
+    import outrider as package
+
+    assert outrider("--version").out == f"outrider {package.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["genrate"], "unknown command 'genrate'; did you mean 'generate'?"),
+        (["xyzzy"], "known: generate, chat, inspect, demo"),
+        (
+            ["generate", "m", "p", "--temprature", "1"],
+            "unknown option '--temprature'; did you mean '--temperature'?",
+        ),
+        (["demo", "--jsn"], "unknown option '--jsn'; did you mean '--json'?"),
+        (["generate", "m"], "missing argument 'PROMPT'"),
+        (["generate", "m", "p", "--max-tokens", "many"], "'many' is not a valid integer"),
+        (["generate", "m", "p", "--target", "tpu"], "'tpu' is not one of"),
+        (["generate", "m", "p", "--threads", "0"], "0 is not in the range"),
+    ],
+)
+def test_a_usage_error_is_one_line_that_names_the_cure(outrider, arguments: list[str], told: str) -> None:
+    failed = outrider(*arguments)
+    assert failed.code == 2
+    assert failed.out == ""
+    assert failed.err.startswith("error: ")
+    assert failed.err.count("\n") == 1
+    assert told in failed.err
+
+
+def test_a_defect_is_told_in_one_line_and_shown_on_request(outrider, monkeypatch) -> None:
+    from outrider.cli.options import EngineSettings
+
+    def broken(settings: EngineSettings) -> None:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(EngineSettings, "open", broken)
+    failed = outrider("inspect", "m")
+    assert failed.code == 70
+    assert failed.err.startswith("error: unexpected RuntimeError: first line second line")
+    monkeypatch.setenv("OUTRIDER_TRACEBACK", "1")
+    with pytest.raises(RuntimeError):
+        outrider("inspect", "m")
