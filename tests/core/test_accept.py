@@ -14,6 +14,7 @@ from outrider.core.noise import Place, RoundNoise
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.records import Draft, Group, Verdict
 from outrider.core.tree import TokenTree
+from outrider.errors import ScoreError
 from outrider.testing.branching import BranchingNoise, outcomes
 
 Prefix = tuple[int, ...]
@@ -292,6 +293,32 @@ def test_a_residual_that_only_rounding_emptied_falls_back_to_the_target(rule: Ac
     verdict = rule.judge(Draft.chain((1,), [Drawn(law)]), lambda row: NodeLaw.of_probs(law), RefuseAll())
     assert verdict.accepted == ()
     assert verdict.next_token in (0, 1)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: type(r).__name__)
+def test_a_row_without_a_law_fails_only_the_texts_that_lead_there(rule: AcceptanceRule) -> None:
+    p, q = random_laws(41, 3), random_laws(42, 3)
+    broken = (1,)
+
+    def run(noise: BranchingNoise) -> Prefix:
+        draft = drawn_draft(noise, q, (1, 1))
+
+        def laws(row: int) -> NodeLaw:
+            path = draft.nodes.path_tokens(row - 1) if row else ()
+            if path == broken:
+                raise ScoreError("no law")
+            return NodeLaw.of_probs(p(path))
+
+        try:
+            verdict = rule.judge(draft, laws, noise)
+        except ScoreError:
+            return broken
+        return (*(draft.nodes.tokens[n] for n in verdict.accepted), verdict.next_token)[:1]
+
+    law: dict[Prefix, float] = defaultdict(float)
+    for chance, first in outcomes(run):
+        law[first] += chance
+    assert max(abs(law[(t,)] - p(())[t]) for t in range(3)) < 1e-12
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: type(r).__name__)

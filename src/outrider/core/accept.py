@@ -15,6 +15,7 @@ from outrider.core.law import Drawn, DrawnWithoutReplacement, Floats, PointMass
 from outrider.core.noise import Noise, Place
 from outrider.core.protocols import Laws
 from outrider.core.records import Draft, Guarantee, Verdict
+from outrider.errors import ScoreError
 
 
 class NoiseMatch:
@@ -69,8 +70,13 @@ class Block:
         assert draft.nodes.is_chain, "block verification judges chains"
         chain = [proposal for row in range(len(draft)) for proposal in proposals(draft, row)]
         weights = [1.0]  # P[i]: how likely the first i tokens are under the target, capped along the way
-        for proposal in chain:
-            weight = min(1.0, weights[-1] * proposal.ratio(laws(len(weights) - 1).probs, cap=np.inf))
+        for row, proposal in enumerate(chain):
+            try:
+                target = laws(row).probs
+            except ScoreError:
+                chain = chain[:row]  # judge what leads here; only accepting all of it needs this row's law
+                break
+            weight = min(1.0, weights[-1] * proposal.ratio(target, cap=np.inf))
             if weight == 0.0:
                 break  # no longer prefix can be accepted
             weights.append(weight)
@@ -103,7 +109,12 @@ class Traversal:
     def _visit(self, row: int, weight: float, path: tuple[int, ...], draft: Draft, laws: Laws,
                noise: Noise) -> Verdict | None:  # fmt: skip
         """The verdict if some node at or below this row is accepted, given that the row is worth `weight`."""
-        target = laws(row).probs
+        try:
+            target = laws(row).probs
+        except ScoreError:
+            if row == 0 or noise.accept(weight, Place(len(path) - 1, row)):
+                raise  # the text leads here
+            return None
         for proposal in proposals(draft, row):
             child_weight = min(1.0, weight * proposal.ratio(target, cap=np.inf))
             if child_weight > 0.0:

@@ -11,6 +11,7 @@ from typing import Any
 from outrider.errors import ModelLoadError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_GGUF_FAMILIES = ("llama", "qwen2", "qwen3")  # Mistral models are written as llama
 
 # Fields that change the maths in models this decoder does not implement, with the value that leaves it unchanged.
 _NEUTRAL: Mapping[str, float] = {
@@ -113,9 +114,9 @@ class Arch:
     def from_gguf(metadata: Mapping[str, Any], tensor_names: frozenset[str]) -> Arch:
         """Reads GGUF metadata; biases, norms and a tied head are told by which tensors the file holds."""
         family = metadata.get("general.architecture")
-        if family not in FAMILIES:
+        if family not in _GGUF_FAMILIES:
             raise UnsupportedArchitecture(
-                f"general.architecture {family!r} is not one of {', '.join(FAMILIES)}: convert the model to a "
+                f"general.architecture {family!r} is not one of {', '.join(_GGUF_FAMILIES)}: convert the model to a "
                 "folder of safetensors and use target='hf'"
             )
         if "rope_freqs.weight" in tensor_names:

@@ -24,7 +24,8 @@ class TorchDecoder:
     """A Llama-family decoder with one cache per sequence; fulfils `LayeredTarget`.
 
     `taps`: layer ids i; the feature is the hidden state entering layer i, or for i == num_layers the state after the
-    last layer, before the final norm. Logits are float32 (float64 for a float64 model).
+    last layer, before the final norm. Logits are float32 (float64 for a float64 model). All of them are inference
+    tensors: clone what autograd shall see.
 
     How far rows are alike: linears are packed for one blocked kernel, rows come in groups of four, attention lengths
     are rounded to the BLAS's own cuts (`padded_length`), and tree nodes lie in the vector lanes of plain decoding. On
