@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -37,6 +38,8 @@ class TextStream(Iterator[Delta]):
         self._complete = complete
         self._read = 0
         self._ready: list[Delta] = []
+        # A stream that is dropped half-way must not go on being written beside later requests.
+        weakref.finalize(self, engine.abort, sequence).atexit = False
 
     def __next__(self) -> Delta:
         while not self._ready:

@@ -191,6 +191,7 @@ def test_an_architecture_that_torch_does_not_compute_goes_to_hf_or_is_refused(tm
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedArchitecture, match="model_type 'gpt2'"):
         load(str(tmp_path), target="torch")
+    assert type(load(str(tmp_path))).__name__ == "HfTarget"
 
 
 def test_threads_are_set(folder: Path):

@@ -21,6 +21,7 @@ from outrider.core.records import EMPTY_DRAFT, Context, Draft, RoundResult, Scor
 from outrider.core.tree import TokenTree
 from outrider.errors import ConfigError, ModelLoadError, ParameterError
 from outrider.models.arch import Arch
+from outrider.models.linear import packing_available
 from outrider.models.load import load
 from outrider.models.torch_decoder import TorchDecoder
 
@@ -317,6 +318,25 @@ def test_bfloat16_is_near_float32():
     b = narrow.score([prefilled(narrow, PROMPT)], [EMPTY_DRAFT])[0].logits[0]
     assert b.dtype == torch.float32
     assert (a - b).abs().max() < 0.1 * a.abs().max()
+
+
+def test_without_packed_linears_the_logits_stay_and_one_warning_is_logged(monkeypatch, caplog):
+    packed = decoder(CONFIGS["qwen2"], torch.float32)
+    expected = packed.score([prefilled(packed, PROMPT)], [TREE])[0].logits
+
+    def missing(*args: object) -> None:
+        raise AttributeError("no such operator")
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", missing)
+    packing_available.cache_clear()
+    try:
+        plain = decoder(CONFIGS["qwen2"], torch.float32)
+    finally:
+        packing_available.cache_clear()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no such operator" in caplog.text
+    got = plain.score([prefilled(plain, PROMPT)], [TREE])[0].logits
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
 measured_kernels = pytest.mark.skipif(

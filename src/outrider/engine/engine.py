@@ -72,6 +72,8 @@ class Engine:
 
     def abort(self, sequence: Sequence) -> None:
         """Ends one request and frees its caches; what it has emitted stays. Finished requests are left alone."""
+        if sequence.finish_reason is not None:
+            return
         sequence.abort()
         if sequence in self._waiting:
             self._waiting.remove(sequence)
@@ -130,10 +132,10 @@ def _add_round(sequences: Seq[Sequence], seconds: float) -> None:
 
 
 def run_to_end(engine: Engine, sequences: Seq[Sequence]) -> None:
-    """Steps until all of `sequences` are finished; an interruption aborts what is not."""
+    """Steps until all of `sequences` are finished; an interruption aborts those of them that are not."""
     try:
         while any(sequence.finish_reason is None for sequence in sequences):
             engine.step()
-    except BaseException:
-        engine.abort_all()
-        raise
+    finally:
+        for sequence in sequences:
+            engine.abort(sequence)

@@ -28,6 +28,7 @@ class CacheShape:
     layers: int
     kv_heads: int
     head_dim: int
+    max_length: int
     dtype: torch.dtype
     device: torch.device
 
@@ -52,12 +53,16 @@ class SequenceCache:
         return self._store.nbytes
 
     def reserve(self, length: int) -> None:
-        """Makes room for `length` keys, growing by at least half; what is cached stays. Invalidates old views."""
+        """Makes room for `length` keys and voids old views of the cache; what is cached stays.
+
+        Grows by half or more, but past the context limit only as far as scratch needs.
+        """
         needed = padded_length(length)
         if needed <= self._capacity:
             return
-        capacity = max(needed, padded_length(self._capacity + self._capacity // 2))
         shape = self._shape
+        grown = min(self._capacity + self._capacity // 2, shape.max_length)
+        capacity = max(needed, padded_length(grown))
         store = torch.zeros(
             shape.layers, 2, shape.kv_heads, capacity, shape.head_dim, dtype=shape.dtype, device=shape.device
         )

@@ -59,7 +59,9 @@ class TorchDecoder:
         with torch.inference_mode():
             self._weights = decoder_weights(arch, state, dtype, self.device)
         self._rope = RopeTable(arch, dtype, self.device)
-        self._shape = CacheShape(arch.layers, arch.kv_heads, arch.head_dim, dtype, self.device)
+        self._shape = CacheShape(
+            arch.layers, arch.kv_heads, arch.head_dim, arch.max_positions, dtype, self.device
+        )
         self._caches: dict[int, SequenceCache] = {}
         self._scored: dict[int, tuple[int, ...]] = {}  # slots of the rows of the last score, by sequence
 
