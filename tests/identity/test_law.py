@@ -8,6 +8,7 @@ of seeds with probability at most 0.001. The same tests catch what they are ther
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -17,9 +18,10 @@ from law_cells import CELLS, Cell, Law, Tokens, model, plain_law, surprise, writ
 from scipy import stats
 
 import outrider.core.sequence
+from outrider.core.accept import Block, TokenLevel, Traversal
 from outrider.core.law import Drawn, Floats, NodeLaw
 from outrider.core.noise import Place, Purpose, RoundNoise, gumbel
-from outrider.core.protocols import Chunk, Drafter
+from outrider.core.protocols import AcceptanceRule, Chunk, Drafter
 from outrider.core.records import Budget, Context, Draft, Guarantee, Request
 from outrider.core.round import run_round
 from outrider.core.sequence import Sequence
@@ -206,3 +208,43 @@ def test_a_misreported_draft_law_is_caught() -> None:
     cell = replace(quick("chain, block"), build=lambda target: Boastful(model()(target)))
     assert error_of(cell, 2) > 1e-2
     assert surprise(written(cell, SEEDS, 4), plain_law(4)) < LEVEL
+
+
+# Drafts drawn by a law other than the draft model's own softmax, on the figures of a report.
+
+DRAWN_P, DRAWN_Q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.4, 0.3, 0.2, 0.1])
+ARGMAX_P, ARGMAX_Q = np.array([0.3, 0.5, 0.2]), np.array([0.6, 0.3, 0.1])
+
+
+def first_token(p: Floats, draft_of: Callable[[BranchingNoise], Draft], rule: AcceptanceRule) -> Floats:
+    """The law of the first token of a round that judges these drafts."""
+    law = np.zeros(len(p))
+    for chance, token in outcomes(lambda noise: _first(noise, p, draft_of(noise), rule)):
+        law[token] += chance
+    return law
+
+
+def _first(noise: BranchingNoise, p: Floats, draft: Draft, rule: AcceptanceRule) -> int:
+    verdict = rule.judge(draft, lambda row: NodeLaw.of_probs(p), noise)
+    return draft.nodes.tokens[0] if verdict.accepted else verdict.next_token
+
+
+@pytest.mark.parametrize("rule", [TokenLevel(), Block(), Traversal()], ids=lambda rule: type(rule).__name__)
+def test_q_is_what_the_draft_was_drawn_by(rule: AcceptanceRule) -> None:
+    top_two = np.array([4 / 7, 3 / 7, 0.0, 0.0])  # the softmax DRAWN_Q sampled with top_k 2
+
+    def drawn(claimed: Floats) -> Callable[[BranchingNoise], Draft]:
+        law = NodeLaw.of_probs(top_two)
+        return lambda noise: Draft.chain(noise.draw(law, 1, Place(0, 0)), [Drawn(claimed)])
+
+    assert first_token(DRAWN_P, drawn(top_two), rule) == pytest.approx(DRAWN_P, abs=1e-12)
+    wrong = first_token(DRAWN_P, drawn(DRAWN_Q), rule)
+    assert wrong == pytest.approx([0.571, 0.429, 0.0, 0.0], abs=1e-3)
+
+
+@pytest.mark.parametrize("rule", [TokenLevel(), Block(), Traversal()], ids=lambda rule: type(rule).__name__)
+def test_an_argmax_draft_is_a_point_mass(rule: AcceptanceRule) -> None:
+    chain = Draft.chain([0])
+    assert first_token(ARGMAX_P, lambda noise: chain, rule) == pytest.approx(ARGMAX_P, abs=1e-12)
+    wrong = first_token(ARGMAX_P, lambda noise: Draft.chain([0], [Drawn(ARGMAX_Q)]), rule)
+    assert wrong == pytest.approx([0.5, 1 / 3, 1 / 6], abs=1e-3)
