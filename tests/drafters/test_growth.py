@@ -107,6 +107,14 @@ def test_temperature_zero_drafts_the_best_tokens(guarantee: Guarantee) -> None:
     assert first == np.argsort(-LANGUAGE([1, 2, 3]))[:3].tolist()
 
 
+def test_at_temperature_zero_a_tree_holds_the_greedy_chain() -> None:
+    for start in range(VOCAB):
+        place = Context.of([start], sampling=SamplingParams(temperature=0.0))
+        chain = grown(Growth(VOCAB), place, Budget(4, 4))
+        tree = grown(Growth(VOCAB, topk=3), place, Budget(4, 9))
+        assert chain.nodes.tokens in [tree.nodes.path_tokens(node) for node in range(len(tree))]
+
+
 def test_at_temperature_zero_the_first_child_obeys_the_processors() -> None:
     worst = int(LANGUAGE([1, 2, 3]).argmin())
     sampling = SamplingParams(temperature=0.0, logit_bias={worst: 50.0})

@@ -221,8 +221,9 @@ def _around(best: int, row: torch.Tensor, count: int) -> tuple[tuple[int, ...], 
     """The token of a greedy law, then the best others of the raw row, with raw log-probabilities.
 
     A greedy law holds its winner alone. Siblings are guesses at where the draft model is wrong; which ones
-    they are cannot change the text.
+    they are cannot change the text. The winner costs nothing, so a tree always holds the greedy chain: where
+    the text is the best token, the draft's best is right far more often than its probability says.
     """
-    steps = {best: 0.0} | dict(zip(*_most_probable(row, count)))
+    steps = dict(zip(*_most_probable(row, count))) | {best: 0.0}
     tokens = (best, *(token for token in steps if token != best))[:count]
     return tokens, tuple(steps[token] for token in tokens)
