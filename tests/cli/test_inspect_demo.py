@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+from pathlib import Path
 
 import pytest
+import safetensors.torch
+import tokenizers
+import torch
 
 from outrider.cli.demo_prompts import PROMPTS
 
 demo_module = importlib.import_module("outrider.cli.demo")
-inspect_module = importlib.import_module("outrider.cli.inspect")
 
 
 def test_inspect_reports_the_model_and_its_promise(outrider, target) -> None:
@@ -29,15 +32,48 @@ def test_inspect_reports_the_model_and_its_promise(outrider, target) -> None:
     assert "row_invariant" in outrider("inspect", "toy").out
 
 
-@pytest.mark.parametrize(("verdict", "code"), [("compatible", 0), ("padded", 0), ("incompatible", 1)])
-def test_inspect_exits_with_one_for_a_pair_that_does_not_fit(
-    outrider, target, monkeypatch, verdict, code
+def save_model(folder: Path, rows: int, vocabulary: dict[str, int]) -> None:
+    """A decoder of one layer and no meaning, with a byte tokenizer of the given ids."""
+    config = {
+        "model_type": "llama", "vocab_size": rows, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    names = [f"self_attn.{name}_proj" for name in "qkvo"] + [
+        f"mlp.{name}_proj" for name in ("gate", "up", "down")
+    ]
+    state = {f"model.layers.0.{name}.weight": torch.zeros(16, 16) for name in names}
+    norms = ("layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm")
+    state |= {f"model.{name}.weight": torch.ones(16) for name in norms}
+    safetensors.torch.save_file(
+        {**state, "model.embed_tokens.weight": torch.zeros(rows, 16)}, folder / "model.safetensors"
+    )
+    tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[])).save(
+        str(folder / "tokenizer.json")
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "swapped", "verdict", "code", "told"),
+    [
+        (256, (), "compatible", 0, None),
+        (272, (), "padded", 0, "the target has 256 rows, the draft 272"),
+        (256, (7, 9), "incompatible", 1, "id 7 is"),
+    ],
+)
+def test_inspect_judges_a_pair_and_exits_with_one_when_it_does_not_fit(
+    outrider, target, tmp_path, rows, swapped, verdict, code, told
 ) -> None:
-    pair = {"verdict": verdict, "first_difference": "id 7"}
-    monkeypatch.setattr(inspect_module, "_pair", lambda llm, draft, threads: pair)
-    done = outrider("inspect", "toy", "--draft", "other", "--json")
-    assert done.code == code
-    assert json.loads(done.out)["pair"] == pair
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    if swapped:
+        first, second = swapped
+        letters[first], letters[second] = letters[second], letters[first]
+    save_model(tmp_path, rows, {letter: i for i, letter in enumerate(letters)})
+    done = outrider("inspect", "toy", "--draft", str(tmp_path), "--json")
+    assert done.code == code, done.err
+    pair = json.loads(done.out)["pair"]
+    assert pair["verdict"] == verdict
+    assert pair["first_difference"] is None if told is None else told in pair["first_difference"]
 
 
 def test_demo_reports_every_prompt_with_figures_that_agree(outrider, target) -> None:

@@ -128,6 +128,7 @@ def _report(rows: Sequence[Row], drafting: LLM) -> dict[str, Any]:
         "ratio": _overall(rows),
         "method": list(drafting.config.methods),
         "guarantee": drafting.guarantee,
+        "guarantee_reason": drafting.guarantee_reason,
     }
 
 
@@ -148,6 +149,7 @@ def _print_table(rows: Sequence[Row], drafting: LLM) -> None:
     table.add_row("all", "", "", f"{_overall(rows):.2f}x", "", "", style="bold")
     Console().print(table)
     click.echo(_verdict(rows, drafting))
+    click.echo(f"guarantee: {drafting.guarantee} ({drafting.guarantee_reason})")
 
 
 def _verdict(rows: Sequence[Row], drafting: LLM) -> str:
@@ -159,5 +161,5 @@ def _verdict(rows: Sequence[Row], drafting: LLM) -> str:
     if drafting.config.guarantee != "same_text":
         return f"same text: no: {places}. same_distribution keeps the distribution, not the text"
     if drafting.target.row_invariant:
-        return f"same text: no: {places}. This is a defect: {drafting.guarantee_reason}"
-    return f"same text: no: {places}. A rounding tie can cause this: {drafting.guarantee_reason}"
+        return f"same text: no: {places}. This is a defect: this model must write the same text"
+    return f"same text: no: {places}. A rounding tie can cause this"

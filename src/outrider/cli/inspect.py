@@ -36,13 +36,14 @@ def inspect(model: str, draft: str | None, as_json: bool, **given: Any) -> int:
 def describe(llm: LLM) -> dict[str, Any]:
     """The facts of a loaded model, ready for JSON."""
     target, tokenizer = llm.target, llm.tokenizer
+    dtype = getattr(target, "dtype", None)
     return {
         "family": _family(target),
         "layers": getattr(target, "num_layers", None),
         "hidden_size": getattr(target, "hidden_size", None),
         "vocab_size": target.vocab_size,
         "context": target.max_length,
-        "dtype": str(getattr(target, "dtype", None)).removeprefix("torch."),
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "target": type(target).__name__,
         "tokenizer": {
             "kind": tokenizer.kind,
@@ -79,7 +80,9 @@ def _print_table(report: dict[str, Any]) -> None:
     width = max(map(len, report))
     for name, value in report.items():
         shown = value
-        if isinstance(value, dict):
+        if value is None:
+            shown = "-"
+        elif isinstance(value, dict):
             shown = ", ".join(f"{key} {item}" for key, item in value.items() if item not in (None, []))
         elif isinstance(value, bool):
             shown = "yes" if value else "no"
