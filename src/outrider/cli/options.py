@@ -119,15 +119,14 @@ def speculative_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     text = given.get("speculative_config")
     settings = {} if text is None else _json_object("--speculative-config", text)
     for key, flag in _FLAGS.items():
-        value = given.get("draft_model" if key == "model" else key)
-        if value is None:
+        written = given.get(flag.removeprefix("--").replace("-", "_"))
+        if written is None:
             continue
-        if key == "method":
-            value = _method(value)
+        value = _method(written) if key == "method" else written
         if key in settings and _plain(settings[key]) != value:
+            inside = json.dumps({key: settings[key]})
             raise ConfigError(
-                f"{flag} {given.get('draft_model' if key == 'model' else key)} contradicts "
-                f"{json.dumps({key: settings[key]})} in --speculative-config: give one of the two"
+                f"{flag} {written} contradicts {inside} in --speculative-config: give one of the two"
             )
         settings[key] = value
     return settings
