@@ -97,6 +97,13 @@ def test_a_batch_grows_in_one_forward_per_level() -> None:
     assert lm.calls["extend"] == 1
 
 
+def test_a_shorter_window_may_be_set_than_the_model_has() -> None:
+    drafter = ModelDrafter(TARGET.imitation(0.0), target_vocab_size=VOCAB, max_length=6)
+    assert len(drafted(drafter, [1, 2, 3, 4])) == 2
+    assert len(drafted(drafter, [1, 2, 3, 4, 5, 6])) == 0
+    assert drafter.limits == {"draft_context_window": 1}
+
+
 def test_past_its_window_it_stops_and_says_so() -> None:
     """Case 13."""
     lm = TARGET.imitation(0.0, max_length=10)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import random
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,6 +23,7 @@ from outrider.models.hf import HfTarget, load_hf
 from outrider.models.load import ModelSource, SourceKind
 from outrider.testing.contract import check_target
 
+PROMPTS = Path(__file__).parents[1] / "data" / "prompts.json"
 VOCAB = 48
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -351,6 +351,26 @@ def test_attention_that_ignores_masks_gets_chains_only() -> None:
     assert close(score(target, PROMPT, TokenTree.chain((4,))).logits, plain("llama", [*PROMPT, 4])[-2:])
 
 
+def test_windows_that_the_model_applies_by_itself_get_chains_only() -> None:
+    config = transformers.GPTNeoConfig(
+        vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=4, max_position_embeddings=64, window_size=5,
+        attention_types=[[["global", "local"], 1]], initializer_range=0.3, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    held = transformers.GPTNeoForCausalLM(config).double().eval()
+    target = HfTarget.wrap(held)
+    assert not target.supports_trees
+    check_target(lambda: target, tolerance=1e-5)
+
+
+def test_a_model_whose_forward_fails_is_refused_in_one_line() -> None:
+    held = copy.deepcopy(model("llama"))
+    held.lm_head = torch.nn.Linear(5, VOCAB).double()
+    with pytest.raises(ModelLoadError, match="LlamaForCausalLM") as error:
+        HfTarget.wrap(held)
+    assert "\n" not in str(error.value)
+
+
 def test_a_cache_that_forgets_to_rewind_is_refused() -> None:
     held = copy.deepcopy(model("llama"))
     seen: list[torch.Tensor] = []
@@ -431,19 +451,23 @@ def test_an_architecture_becomes_the_configuration_it_was_read_from(family: str)
 
 @pytest.mark.model
 def test_smollm2_logits_equal_the_torch_target_on_64_prompts() -> None:
-    from outrider.models.load import load
+    from outrider.models.load import load, resolve
+    from outrider.text import load_tokenizer
 
-    theirs, ours = (load("smollm2-135m", target=kind, dtype="float32") for kind in ("hf", "torch"))
-    chooser = random.Random(0)
+    source = resolve("smollm2-135m")
+    targets = [load(source, target=kind, dtype="float32") for kind in ("hf", "torch")]
+    tokenizer = load_tokenizer(source)
+    ids = [tokenizer.chat(prompt["messages"]).token_ids for prompt in json.loads(PROMPTS.read_text())]
+    prompts = [tokens[:length] for length in (40, 64, 96) for tokens in ids][:64]
+    assert len(prompts) == 64
     worst = 0.0
-    for sequence_id in range(64):
-        tokens = [chooser.randrange(3, 49152) for _ in range(chooser.randint(2, 48))]
+    for sequence_id, tokens in enumerate(prompts):
+        half = len(tokens) // 2
         rows = []
-        for target in (theirs, ours):
-            target.extend([Chunk(sequence_id, tokens[: len(tokens) // 2])])
-            split = len(tokens) // 2 + 1
-            draft = drafted(TokenTree.chain(tokens[split:]))
-            rows.append(target.score([context(tokens[:split], sequence_id)], [draft])[0].logits)
+        for target in targets:
+            target.extend([Chunk(sequence_id, tokens[:half])])
+            chain = drafted(TokenTree.chain(tokens[half + 1 :]))
+            rows.append(target.score([context(tokens[: half + 1], sequence_id)], [chain])[0].logits)
             target.release(sequence_id)
         worst = max(worst, float((rows[0] - rows[1]).abs().max()))
     assert worst < 2e-4

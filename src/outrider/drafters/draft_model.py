@@ -22,15 +22,18 @@ class ModelDrafter:
     `lm` has not cached ride as a chain above the drafted nodes of the first forward and are committed after
     it. From then on, until the next round, the cache holds exactly `context.tokens[:-1]`.
 
-    Where `lm` takes no trees it drafts chains. A sequence that outgrows the context window of `lm`, or holds
-    a token beyond its vocabulary, is drafted for no longer; `limits` counts such rounds by reason.
+    Where `lm` takes no trees it drafts chains. A sequence that outgrows the context window of `lm` (or
+    `max_length`, where that is shorter), or holds a token beyond its vocabulary, is drafted for no longer;
+    `limits` counts such rounds by reason.
     """
 
     taps: tuple[int, ...] = ()
 
     def __init__(self, lm: TargetModel, *, target_vocab_size: int, topk: int = 1,
-                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC) -> None:  # fmt: skip
+                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC,
+                 max_length: int | None = None) -> None:  # fmt: skip
         self.lm = lm
+        self._window = min((n for n in (lm.max_length, max_length) if n is not None), default=None)
         self.limits: Counter[str] = Counter()
         self._growth = Growth(target_vocab_size, topk if lm.supports_trees else 1, sample_method)
         self._known: dict[int, _Known] = {}
@@ -76,8 +79,8 @@ class ModelDrafter:
         depth, room = budget.depth, budget.nodes - len(draft)
         if not draft.nodes.is_chain or room <= 0 or len(draft) >= depth:
             return Budget(0, 0)
-        if self.lm.max_length is not None:
-            depth = min(depth, self.lm.max_length - len(context.tokens))
+        if self._window is not None:
+            depth = min(depth, self._window - len(context.tokens))
         if depth <= len(draft):
             return self._refused(context, "draft_context_window")
         if self._has_unknown_token(context, draft):

@@ -66,6 +66,7 @@ def _draft_model(setup: DrafterSetup) -> Drafter:
         target_vocab_size=setup.target.vocab_size,
         topk=setup.config.children,
         sample_method=_sample_method(setup),
+        max_length=setup.config.max_model_len,
     )
 
 

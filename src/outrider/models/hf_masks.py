@@ -25,15 +25,15 @@ class TreeMasks:
 
     @staticmethod
     def of_config(config: Any, dtype: torch.dtype, device: torch.device) -> TreeMasks | None:
-        """From a transformers configuration; None when a kind of layer has another mask than these two."""
+        """From a transformers configuration; None when a layer may see keys in another way than these two."""
+        if any(_limits_attention(name, value) for name, value in vars(config).items()):
+            return None
         window = getattr(config, "sliding_window", None)
         kinds = getattr(config, "layer_types", None)
         if kinds is None:
             kinds = [_FULL if window is None else _SLIDING]
         windows = {_FULL: None, _SLIDING: window}
         if any(kind not in windows or (kind == _SLIDING and window is None) for kind in kinds):
-            return None
-        if getattr(config, "attention_chunk_size", None) is not None:
             return None
         return TreeMasks(tuple((kind, windows[kind]) for kind in sorted(set(kinds))), dtype, device)
 
@@ -53,3 +53,13 @@ class TreeMasks:
             mask = torch.zeros(seen.shape, dtype=self.dtype).masked_fill(~seen, torch.finfo(self.dtype).min)
             masks[kind] = mask[None, None].to(self.device)
         return next(iter(masks.values())) if len(masks) == 1 else masks
+
+
+def _limits_attention(name: str, value: object) -> bool:
+    """Whether a setting may be a window that the model applies by itself, which a short probe cannot show."""
+    known = name in ("sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern")
+    return (
+        value is not None
+        and not known
+        and any(word in name for word in ("window", "attention_chunk", "local_att"))
+    )

@@ -23,7 +23,20 @@ _SHARE = 0.1  # of the difference that a wrong result would make
 
 @torch.no_grad()
 def check_rollback(target: HfTarget) -> int:
-    """The number of logits per row. Raises `ModelLoadError` when a rewound cache differs from a fresh one."""
+    """The number of logits per row.
+
+    Raises `ModelLoadError` when the model's forward fails, or a rewound cache differs from a fresh one.
+    """
+    try:
+        return _check_rollback(target)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # third-party code may raise anything
+        name, reason = type(target.model).__name__, " ".join(str(error).split())
+        raise ModelLoadError(f"{name}: a forward of seven tokens fails: {reason[:200]}") from error
+
+
+def _check_rollback(target: HfTarget) -> int:
     fresh = HfCache()
     right, _ = target.rows(fresh, _TOKENS[0], TokenTree.chain(_TOKENS[1:]))
     rewound = HfCache()
