@@ -10,6 +10,7 @@ import torch
 from outrider.core.tree import TokenTree
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_KNOWN = ("sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern")
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,5 @@ class TreeMasks:
 
 def _limits_attention(name: str, value: object) -> bool:
     """Whether a setting may be a window that the model applies by itself, which a short probe cannot show."""
-    known = name in ("sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern")
-    return (
-        value is not None
-        and not known
-        and any(word in name for word in ("window", "attention_chunk", "local_att"))
-    )
+    hints = ("window", "attention_chunk", "local_att")
+    return value is not None and name.lstrip("_") not in _KNOWN and any(hint in name for hint in hints)
