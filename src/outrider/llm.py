@@ -81,7 +81,8 @@ class LLM:
                  params: SamplingParams | Sequence[SamplingParams] | None = None) -> list[Completion]:  # fmt: skip
         """One completion per prompt, in input order, written in batched rounds.
 
-        Raises `ParameterError` before anything runs, and `GenerationError` after everything ran if some requests failed.
+        Raises `ParameterError` before anything runs, and `GenerationError` after everything ran if some
+        requests failed.
         """
         listed, _ = as_prompts(prompts)
         settings = as_params(params, len(listed))
