@@ -51,6 +51,8 @@ def chat(model: str, system: str | None, **given: Any) -> None:
         else:
             try:
                 conversation.say(message)
+            except KeyboardInterrupt:  # too early or too late to stop an answer: it only ends this turn
+                click.echo()
             except ParameterError as error:
                 _complain(error)
 
@@ -73,9 +75,9 @@ class Conversation:
         asked = [*self.messages, {"role": "user", "content": message}]
         prompt = self._llm.tokenizer.chat(asked).token_ids
         answer = follow(self._llm.stream(prompt, self._sampling), display_on(sys.stdout))
+        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
         click.echo()
         click.echo(summary(answer), err=True)
-        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
 
 
 def _piped() -> Iterator[str]:
