@@ -1,0 +1,17 @@
+"""Threads: toy models are slower on many threads than on one, and spin against whatever else the machine runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One thread for the fast suite, all of them for the real model."""
+    real = request.node.get_closest_marker("model") is not None
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if real else 1)
+    yield
