@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from outrider.cli import progress
-from outrider.cli.display import display_on
+from outrider.cli.display import Display, display_on, follow
 from outrider.cli.progress import Progress
 
 
@@ -57,6 +58,31 @@ def test_a_text_cannot_steer_the_terminal_but_reaches_a_file_whole() -> None:
     display_on(file).write(hostile, False)
     assert terminal.getvalue() == "a[2Jb\tc\n"
     assert file.getvalue() == hostile
+
+
+class InterruptedStream:
+    """A stream of which the second piece is on the screen when Ctrl-C strikes."""
+
+    completion = SimpleNamespace(text="one two three")
+
+    def __iter__(self):
+        yield SimpleNamespace(text="one ", token_ids=(1,), from_draft=False)
+        yield SimpleNamespace(text="two ", token_ids=(2,), from_draft=False)
+
+    def abort(self):
+        return self.completion
+
+
+def test_ctrl_c_during_output_shows_nothing_twice() -> None:
+    seen: list[str] = []
+
+    def write(text: str, from_draft: bool) -> None:
+        seen.append(text)
+        if text == "two ":
+            raise KeyboardInterrupt
+
+    follow(InterruptedStream(), Display(write, live=False))
+    assert "".join(seen) == "one two three"
 
 
 def test_short_work_shows_no_progress(monkeypatch) -> None:

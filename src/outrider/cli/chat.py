@@ -54,7 +54,7 @@ def chat(model: str, system: str | None, **given: Any) -> None:
             except KeyboardInterrupt:  # too early or too late to stop an answer: it only ends this turn
                 click.echo()
             except ParameterError as error:
-                _complain(error)
+                _complain(ParameterError(f"{error}; /reset starts afresh"))
 
 
 class Conversation:
@@ -106,4 +106,4 @@ def _complain(error: ParameterError) -> None:
     """Somebody at a terminal can try again; a script must notice."""
     if not sys.stdin.isatty():
         raise error
-    click.echo(f"error: {error}; /reset starts afresh", err=True)
+    click.echo(f"error: {error}", err=True)

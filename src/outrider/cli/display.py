@@ -53,8 +53,8 @@ def follow(stream: TextStream, display: Display) -> Completion:
     shown = 0
     try:
         for delta in _arriving(stream, display):
+            shown += len(delta.text)  # first, since Ctrl-C strikes while the text is being written
             display.write(delta.text, delta.from_draft)
-            shown += len(delta.text)
     except KeyboardInterrupt:
         completion = stream.abort()
         display.write(completion.text[shown:], False)
