@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 
 @pytest.fixture(autouse=True)
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+def threads(request: pytest.FixtureRequest) -> None:
     """One thread for the fast suite, all of them for the real model."""
     real = request.node.get_closest_marker("model") is not None
     torch.set_num_threads(len(os.sched_getaffinity(0)) if real else 1)
-    yield
