@@ -40,7 +40,7 @@ def make(lm: ToyTarget | None = None, topk: int = 1) -> ModelDrafter:
 
 @pytest.mark.parametrize("topk", [1, 2])
 def test_five_hundred_tokens_with_rejections_leave_drafts_unchanged(topk: int) -> None:
-    """Case 12: whatever was kept before, a draft is that of a new cache; a model that is the target is right."""
+    """Whatever was kept before, a draft is that of a new cache; a model that is the target is right."""
     lm = TARGET.imitation(0.0)
     drafter, text, number = make(lm, topk), [1, 2, 3], 0
     while len(text) < 500:
@@ -105,7 +105,6 @@ def test_a_shorter_window_may_be_set_than_the_model_has() -> None:
 
 
 def test_past_its_window_it_stops_and_says_so() -> None:
-    """Case 13."""
     lm = TARGET.imitation(0.0, max_length=10)
     drafter = make(lm)
     assert len(drafted(drafter, continued([1], 6))) == 3
@@ -116,7 +115,7 @@ def test_past_its_window_it_stops_and_says_so() -> None:
 
 
 def test_a_token_beyond_its_vocabulary_stops_it() -> None:
-    """Case 4: padding rows are never spoken, but a target's own extra token may be."""
+    """Padding rows are never spoken, but a target's own extra token may be."""
     lm = TARGET.imitation(0.0, vocab_size=20)
     drafter = make(lm)
     assert len(drafted(drafter, [1, 2, 19])) == 4

@@ -147,7 +147,7 @@ Q = {(): (0.2, 0.45, 0.35), (0,): (0.6, 0.2, 0.2), (2, 2): (0.0, 1.0, 0.0), (1, 
 @pytest.mark.parametrize("sampling", [HOT, SamplingParams(temperature=0.8, top_k=2)])
 def test_the_enumerated_law_of_the_text_is_the_targets(rule: AcceptanceRule, topk: int, budget: Budget,
                                                        sampling: SamplingParams) -> None:  # fmt: skip
-    """Cases 1 and 30: cut and heated laws, trees whose shape hangs on all rows seen."""
+    """Cut and heated laws, trees whose shape hangs on all rows seen."""
     target, draft_model = TableLanguage(P), TableLanguage(Q)
     place = Context.of([2], sampling=sampling, guarantee=Guarantee.SAME_DISTRIBUTION)
 

@@ -1,7 +1,7 @@
 """Acceptance rules: which drafted tokens stay. Pure functions of a draft, the target's laws and noise.
 
-`NoiseMatch` keeps the text of plain decoding; the others keep its distribution. Sources: methods.md 6 (Leviathan
-2211.17192, RSD 2402.14160, block verification 2403.10444, traversal verification 2505.12398).
+`NoiseMatch` keeps the text of plain decoding; the others keep its distribution. Sources: Leviathan
+2211.17192, recursive rejection 2402.14160, block verification 2403.10444, traversal verification 2505.12398.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TokenLevel:
 
 
 class Block:
-    """Block verification of a chain: optimal among the rules that see one path (methods.md 6.2)."""
+    """Block verification of a chain: optimal among the rules that see one path (2403.10444)."""
 
     guarantee = Guarantee.SAME_DISTRIBUTION
 
@@ -97,7 +97,7 @@ class Block:
 
 
 class Traversal:
-    """Traversal verification of a tree, leaves first; on a chain it is block verification (methods.md 6.9)."""
+    """Traversal verification of a tree, leaves first; on a chain it is block verification (2505.12398)."""
 
     guarantee = Guarantee.SAME_DISTRIBUTION
 

@@ -44,7 +44,7 @@ class Noise(Protocol):
     """The decisions of one round of one request. Pure: asking twice gives the same answer."""
 
     def argmax(self, law: NodeLaw, place: Place) -> int:
-        """The token plain decoding emits here at this seed (methods.md 6.11)."""
+        """The token plain decoding emits here at this seed (docs/exactness.md)."""
 
     def ranked(self, law: NodeLaw, count: int, place: Place) -> tuple[int, ...]:
         """Up to `count` tokens, best first, ranked by `law` under the noise that `argmax` uses."""

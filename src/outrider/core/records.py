@@ -240,7 +240,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class SpeculationStats:
-    """Counters of one request, or of many added up, with vLLM's meanings (names.md)."""
+    """Counters of one request, or of many added up, with vLLM's meanings."""
 
     num_rounds: int = 0
     num_spec_steps: int = 0

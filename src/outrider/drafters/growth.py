@@ -19,7 +19,7 @@ from outrider.errors import ConfigError, ScoreError
 ScoreDrafts = Callable[[Sequence[Context], Sequence[Draft]], list[torch.Tensor]]
 """One forward of a draft model: rows of pending token and nodes, [n + 1, draft vocab] per sequence."""
 
-# The chance that the r-th child chosen by noise is kept: 0.57 * 0.36^r (methods.md 6.11, middle regime). It
+# The chance that the r-th child chosen by noise is kept: 0.57 * 0.36^r (a synthetic middle regime). It
 # hangs on the rank and hardly on q: a drawn token of small q is kept about as often as one of large q.
 _FIRST_RANK, _NEXT_RANK = 0.57, 0.36
 
@@ -36,15 +36,15 @@ class Growth:
     """How drafts grow. `topk` 1 draws chains; more draws trees whose nodes have up to `topk` children.
 
     Every child comes from `context.law`, the law of the request with all its processors, applied to the
-    draft model's row: what a drawn group claims as its law is exactly what it was drawn from (cases.md 1).
+    draft model's row: what a drawn group claims as its law is exactly what it was drawn from.
     * temperature 0: the best tokens, point masses;
-    * `same_text`: the best under the noise that the target will use (methods.md 6.11), point masses;
+    * `same_text`: the best under the noise that the target will use (docs/exactness.md), point masses;
     * `same_distribution`: drawn, without replacement when there are more than one;
     * `SampleMethod.GREEDY`: the most probable tokens, point masses, whatever the guarantee.
 
     A level gets an even share of the nodes left. They go where a child is likeliest to be kept, and rows of
     any node may decide that; but the number of children is fixed before they are drawn, and a drawn child is
-    never dropped or moved (design 6). A row without a law (NaN) gets no children: the target decides there.
+    never dropped or moved (docs/exactness.md). A row without a law (NaN) gets no children: the target decides there.
 
     `vocab_size` is the target's: shorter rows are padded with -inf, longer ones cut. Raises `ConfigError`.
     """

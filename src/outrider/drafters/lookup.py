@@ -12,7 +12,7 @@ from outrider.errors import ConfigError
 
 
 class NgramDrafter:
-    """Prompt lookup decoding (methods.md 5): finds the last n tokens earlier in the text and copies on.
+    """Prompt lookup decoding (Saxena 2023): finds the last n tokens earlier in the text and copies on.
 
     The longest n that occurs wins (`max_ngram` down to `min_ngram`), and of its occurrences the most recent
     that something follows. A copy that reaches the end of the text goes on with what it has copied itself,
