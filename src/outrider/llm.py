@@ -15,7 +15,7 @@ from outrider.core.records import Budget, Completion, Context, Draft, Guarantee,
 from outrider.core.rules import RejectionMethod, RuleBook
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence as Running
-from outrider.drafters.registry import DrafterSetup, build_drafter
+from outrider.drafters.registry import DrafterSetup, build_drafter, check_methods
 from outrider.engine.controller import BatchSizeController, Controller, FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.errors import ConfigError, GenerationError, ParameterError
@@ -45,6 +45,7 @@ class LLM:
     def __init__(self, model: str, *, target: str = "auto", dtype: str = "auto", device: str = "cpu",
                  threads: int | None = None, speculative_config: SpeculativeSettings = None) -> None:  # fmt: skip
         config = SpeculativeConfig.of(speculative_config)
+        check_methods(config)
         source = resolve(model)
         loaded = load(source, target=target, dtype=dtype, device=device, threads=threads)
         self._join(loaded, load_tokenizer(source), config, threads)

@@ -37,6 +37,12 @@ def build_drafter(setup: DrafterSetup) -> Drafter:
     return members[0] if len(members) == 1 else ChainedDrafter(members)
 
 
+def check_methods(config: SpeculativeConfig) -> None:
+    """Raises `ConfigError` on a method that nobody provides, before anything costly is loaded."""
+    for name in config.methods:
+        _factory(name)
+
+
 def _factory(name: str) -> Callable[[DrafterSetup], Drafter]:
     built_in: dict[str, Callable[[DrafterSetup], Drafter]] = {
         "none": lambda setup: NoDrafter(),
