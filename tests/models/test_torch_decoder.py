@@ -213,6 +213,14 @@ def test_fork_is_independent_of_its_parent(target: TorchDecoder):
     close(target.score([Context.of(parent)], [EMPTY_DRAFT])[0].logits[0], fresh_row(target, parent))
 
 
+def test_a_sequence_without_cached_tokens_can_be_forked(target: TorchDecoder):
+    target.release(0)
+    target.release(1)
+    target.extend([Chunk(0, [])])
+    target.fork(0, 1, 0)
+    close(target.score([Context.of([5], sequence_id=1)], [EMPTY_DRAFT])[0].logits[0], fresh_row(target, [5]))
+
+
 def test_release_frees_the_cache(target: TorchDecoder):
     for sequence_id in (0, 1, 5, 999):
         target.release(sequence_id)

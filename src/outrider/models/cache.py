@@ -90,6 +90,7 @@ class SequenceCache:
         assert 0 <= length <= self.length, "a fork cannot hold more than its parent"
         child = SequenceCache(self._shape)
         child.reserve(max(length, 1))
-        child._store[:, :, :, :length] = self._store[:, :, :, :length]
+        if length:  # a parent that never cached anything has no store yet
+            child._store[:, :, :, :length] = self._store[:, :, :, :length]
         child.length = length
         return child
