@@ -260,3 +260,57 @@ def test_contradicting_assistant_names_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         generate_with(*tiny, "w3", GREEDY, **given)  # type: ignore[arg-type]
+
+
+def test_streams_side_by_side_lose_nothing_when_one_ends_in_the_other_s_round() -> None:
+    llm = llm_of(NGRAM)
+    long = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    short = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    [whole_long], [whole_short] = llm.generate("w3 w4", long), llm.generate("w5 w6", short)
+    first, second = llm.stream("w3 w4", long), llm.stream("w5 w6", short)
+    written = list(first)
+    llm.generate("w9", short)
+    late = list(second)
+    assert "".join(d.text for d in written) == whole_long.text
+    assert "".join(d.text for d in late) == whole_short.text
+    assert late[-1].finish_reason == "length"
+
+
+def test_a_stream_collected_inside_a_round_ends_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = llm_of()
+    streams = [llm.stream("w3 w4", GREEDY)]
+    next(streams[0])
+    score = llm.target.score
+
+    def dropping(*arguments: object) -> object:
+        streams.clear()
+        return score(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(llm.target, "score", dropping)
+    [done] = llm.generate("w5 w6", GREEDY)
+    assert done.token_ids == llm_of().generate("w5 w6", GREEDY)[0].token_ids
+    assert llm._engine.unfinished == 0
+
+
+def test_two_facades_over_one_target_do_not_mix_their_sequences() -> None:
+    llm = llm_of()
+    other = llm.with_speculation(NGRAM)
+    expected = llm.generate(["w3 w4", "w5"], GREEDY)
+    stream = llm.stream("w3 w4", GREEDY)
+    first = next(stream)
+    [beside] = other.generate("w5", GREEDY)
+    assert beside.token_ids == expected[1].token_ids
+    assert first.text + "".join(d.text for d in stream) == expected[0].text
+
+
+def test_a_completion_that_is_still_being_written_has_no_finish_reason() -> None:
+    stream = llm_of().stream("w3", GREEDY)
+    next(stream)
+    assert stream.completion.finish_reason is None
+
+
+def test_settings_of_a_draft_that_is_loaded_already_are_refused() -> None:
+    target = ToyTarget(VOCAB)
+    config = {"method": "draft_model", "model": target.imitation(0.1), "draft_dtype": "bfloat16"}
+    with pytest.raises(ConfigError, match="draft_dtype has no effect"):
+        LLM.from_parts(target, tokenizer(), speculative_config=config)

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.config import SpeculativeConfig as SpeculativeConfig
+    from outrider.core.records import Completion as Completion
+    from outrider.core.records import Context as Context
+    from outrider.core.records import Draft as Draft
+    from outrider.core.sampling import SamplingParams as SamplingParams
+    from outrider.errors import OutriderError as OutriderError
+    from outrider.llm import LLM as LLM
+    from outrider.llm import Delta as Delta
+    from outrider.llm import generate_with as generate_with
 
 __version__ = "0.1.0"
 
@@ -17,6 +28,7 @@ _HOME = {
     "Context": "outrider.core.records",
     "Draft": "outrider.core.records",
     "SpeculativeConfig": "outrider.config",
+    "OutriderError": "outrider.errors",
 }
 
 __all__ = [
@@ -25,6 +37,7 @@ __all__ = [
     "Context",
     "Delta",
     "Draft",
+    "OutriderError",
     "SamplingParams",
     "SpeculativeConfig",
     "generate_with",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outrider.core.records import Completion
 
 
 class OutriderError(Exception):
@@ -36,7 +40,7 @@ class GenerationError(OutriderError):
     The failed ones have `finish_reason == "abort"` and say why in `error`; the others are complete.
     """
 
-    def __init__(self, message: str, completions: list[object]) -> None:
+    def __init__(self, message: str, completions: list[Completion]) -> None:
         super().__init__(message)
         self.completions = completions
 

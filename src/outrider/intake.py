@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,8 @@ class Intake:
         self._tokenizer = tokenizer
         self._limits = limits
         self._guarantee = guarantee
-        self._ids = itertools.count()
+        # Starts at random, so that two engines on one target never give one number to two sequences.
+        self._ids = itertools.count(secrets.randbits(62))
 
     def requests(self, prompt: Prompt, sampling: SamplingParams) -> list[Request]:
         """One request per choice of `sampling.n`. Raises `ParameterError` naming what cannot be honoured."""
@@ -46,7 +48,7 @@ class Intake:
 
     def tracker(self, sampling: SamplingParams) -> TextTracker:
         """A text tracker for one request of these settings."""
-        return TextTracker(self._tokenizer, sampling.stop, sampling.min_tokens)  # type: ignore[arg-type]
+        return TextTracker(self._tokenizer, sampling.stop_strings, sampling.min_tokens)
 
     def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
         tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt

@@ -75,7 +75,7 @@ class LLM:
         return llm
 
     def with_speculation(self, speculative_config: SpeculativeSettings) -> LLM:
-        """The same loaded target under other speculative settings. Use one of the two at a time."""
+        """The same loaded target under other speculative settings; the two may be used in turn."""
         return LLM.from_parts(self.target, self.tokenizer, speculative_config=speculative_config)
 
     def generate(self, prompts: Prompt | Sequence[Prompt],
@@ -119,16 +119,18 @@ class LLM:
         [request] = self._intake.requests(list(token_ids), SamplingParams(temperature=0.0))
         tokens, sequence_id = request.prompt, request.request_id
         rows: list[torch.Tensor] = []
-        self.target.extend([Chunk(sequence_id, ())])
-        for start in range(0, len(tokens), LOGIT_ROWS):
-            piece = tokens[start : start + LOGIT_ROWS + 1]
-            context = Context.of(tokens[: start + 1], sequence_id=sequence_id)
-            draft = Draft.chain(piece[1:LOGIT_ROWS])
-            [scores] = self.target.score([context], [draft])
-            rows.append(scores.logits.to("cpu", torch.float32, copy=True))
-            kept = tuple(range(len(draft)))
-            self.target.commit([RoundResult(sequence_id, piece[1:], kept, draft, scores)])
-        self.target.release(sequence_id)
+        try:
+            self.target.extend([Chunk(sequence_id, ())])
+            for start in range(0, len(tokens), LOGIT_ROWS):
+                piece = tokens[start : start + LOGIT_ROWS + 1]
+                context = Context.of(tokens[: start + 1], sequence_id=sequence_id)
+                draft = Draft.chain(piece[1:LOGIT_ROWS])
+                [scores] = self.target.score([context], [draft])
+                rows.append(scores.logits.to("cpu", torch.float32, copy=True))
+                kept = tuple(range(len(draft)))
+                self.target.commit([RoundResult(sequence_id, piece[1:], kept, draft, scores)])
+        finally:
+            self.target.release(sequence_id)
         return torch.cat(rows)
 
     @property
@@ -141,9 +143,11 @@ class LLM:
     @property
     def guarantee_reason(self) -> str:
         """Why `guarantee` is what it is, in one sentence."""
+        name = type(self.target).__name__
+        if self.config.guarantee == Guarantee.SAME_DISTRIBUTION.value:
+            return f"the acceptance rule keeps the law of the logits that {name} returns"
         if self.target.row_invariant:
             return "the target's logits are bitwise equal at any width"
-        name = type(self.target).__name__
         return f"{name} may round a row differently in a wider pass, which can move a near tie between two tokens"
 
     def _join(
@@ -157,11 +161,16 @@ class LLM:
             tokenizer, Limits(target.vocab_size, target.max_length), Guarantee(config.guarantee)
         )
         setup = DrafterSetup(config, target, lambda: load_draft(config, tokenizer, target, threads))
+        drafter = build_drafter(setup)
+        if drafter.taps:
+            raise ConfigError(
+                f"the drafter reads layers {list(drafter.taps)} of the target: not supported yet"
+            )
         method = config.rejection_sample_method
         self._engine = Engine(
             Parts(
                 target=target,
-                drafter=build_drafter(setup),
+                drafter=drafter,
                 rules=RuleBook(None if method is None else RejectionMethod(method)),
                 controller=_controller(config),
                 num_spec_tokens=config.depth,
@@ -173,7 +182,7 @@ class LLM:
         return Completion(
             text=running.text,
             token_ids=running.token_ids,
-            finish_reason=running.finish_reason.value if running.finish_reason else "abort",
+            finish_reason=running.finish_reason.value if running.finish_reason else None,
             seed=running.request.seed,
             guarantee=self.guarantee,
             stats=running.stats,
@@ -197,7 +206,7 @@ class LLM:
         if failed:
             index, error = failed[0]
             more = f" ({len(failed)} requests failed)" if len(failed) > 1 else ""
-            raise GenerationError(f"prompt {index}: {error}{more}", list(completions))
+            raise GenerationError(f"prompt {index}: {error}{more}", completions)
 
 
 def generate_with(hf_model: Any, tokenizer: Any, prompts: Prompt | Sequence[Prompt],
@@ -208,6 +217,7 @@ def generate_with(hf_model: Any, tokenizer: Any, prompts: Prompt | Sequence[Prom
     Also takes Transformers' spellings: `assistant_model`, `num_assistant_tokens`, `prompt_lookup_num_tokens`,
     `assistant_early_exit`. They cannot be mixed with `speculative_config`.
     """
+    assistant = {name: value for name, value in assistant.items() if value is not None}
     if assistant and speculative_config is not None:
         raise ConfigError(
             f"{', '.join(assistant)} cannot be mixed with speculative_config: use one of the two"
@@ -221,7 +231,7 @@ def _from_assistant_names(given: Mapping[str, Any]) -> SpeculativeConfig:
     for name in given:
         if name not in known:
             raise ConfigError(f"generate_with: unknown argument {name!r}; known: {', '.join(known)}")
-    ways = [name for name in known if name != "num_assistant_tokens" and given.get(name) is not None]
+    ways = [name for name in known if name != "num_assistant_tokens" and name in given]
     if len(ways) > 1:
         raise ConfigError(f"{' and '.join(ways)} contradict each other: choose one way to draft")
     tokens = given.get("num_assistant_tokens")

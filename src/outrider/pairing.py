@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.config import SpeculativeConfig
 from outrider.core.protocols import TargetModel
-from outrider.errors import ModelLoadError, PairError
+from outrider.errors import ConfigError, ModelLoadError, PairError
 from outrider.models.load import load, resolve
 from outrider.models.pair import PairVerdict, compare_vocabularies
 from outrider.text import Tokenizer, load_tokenizer
@@ -20,8 +20,14 @@ def check_pair(target_tokenizer: Tokenizer, target: TargetModel, draft_tokenizer
 
 def load_draft(config: SpeculativeConfig, target_tokenizer: Tokenizer, target: TargetModel,
                threads: int | None) -> TargetModel:  # fmt: skip
-    """The configured draft model on its own device and dtype. Raises `PairError` when the vocabularies differ."""
+    """The configured draft model on its own device and dtype. Raises `PairError` when the vocabularies differ.
+
+    A model that the caller holds is taken as it is: it has no tokenizer here to compare.
+    """
     if not isinstance(config.model, str):
+        for key in ("draft_dtype", "draft_device", "revision"):
+            if getattr(config, key) is not None:
+                raise ConfigError(f"{key} has no effect on a draft model that is loaded already: remove it")
         return _held_model(config.model)
     source = resolve(config.model, revision=config.revision)
     draft = load(

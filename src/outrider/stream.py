@@ -39,17 +39,19 @@ class TextStream(Iterator[Delta]):
         self._read = 0
         self._ready: list[Delta] = []
         # A stream that is dropped half-way must not go on being written beside later requests.
-        weakref.finalize(self, engine.abort, sequence).atexit = False
+        weakref.finalize(self, engine.drop, sequence).atexit = False
 
     def __next__(self) -> Delta:
-        while not self._ready:
+        while True:
+            # Rounds that other requests asked for may have advanced this one, to its end even.
+            self._ready += self._new_deltas()
+            if self._ready:
+                return self._ready.pop(0)
+            if self._sequence.error is not None:
+                raise ScoreError(self._sequence.error)
             if self._sequence.finish_reason is not None:
                 raise StopIteration
             self._engine.step()
-            if self._sequence.error is not None:
-                raise ScoreError(self._sequence.error)
-            self._ready = self._new_deltas()
-        return self._ready.pop(0)
 
     @property
     def completion(self) -> Completion:
@@ -57,8 +59,9 @@ class TextStream(Iterator[Delta]):
         return self._complete(self._sequence)
 
     def abort(self) -> Completion:
-        """Ends the request where it stands and frees its caches; what is certain stays."""
+        """Ends the request where it stands and frees its caches; what is certain stays in the completion."""
         self._engine.abort(self._sequence)
+        self._read, self._ready = len(self._sequence.pieces), []
         return self.completion
 
     def close(self) -> None:

@@ -67,7 +67,7 @@ def test_a_request_may_shorten_its_drafts_or_switch_them_off() -> None:
         ({"response_format": {"type": "json_object"}}, "response_format is not supported yet"),
         ({"guided_regex": "a+"}, "guided_regex is not supported yet"),
         ({"speculative": {"of": True}}, "unknown key 'of'; did you mean 'off'?"),
-        ({"speculative": {"method": "ngram"}}, "cannot be chosen per request yet"),
+        ({"speculative": {"method": "ngram"}}, "'method' cannot be chosen per request yet"),
         ({"speculative": 3}, "speculative must be a mapping"),
     ],
 )

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from outrider.core.law import Floats
+from outrider.core.largest import largest
 from outrider.core.records import TokenLogprob
-from outrider.core.target_law import Row, host_row, kth_largest
+from outrider.core.target_law import Row, host_row
 from outrider.errors import ScoreError
 
 
@@ -28,15 +28,5 @@ def token_logprob(row: Row, token_id: int, top: int) -> TokenLogprob:
         )
     logits -= peak  # first, so that a large peak does not swallow the logarithm
     log_total = math.log(float(np.exp(logits).sum()))
-    best = tuple((token, float(logits[token]) - log_total) for token in _best(logits, top))
+    best = tuple((int(token), float(logits[token]) - log_total) for token in largest(logits, top))
     return TokenLogprob(token_id, float(logits[token_id]) - log_total, best)
-
-
-def _best(logits: Floats, count: int) -> list[int]:
-    """Ids of the `count` largest logits, best first, lowest id first on ties."""
-    count = min(count, logits.size)
-    if count == 0:
-        return []
-    candidates = np.flatnonzero(logits >= kth_largest(logits, count))
-    order = np.lexsort((candidates, -logits[candidates]))[:count]
-    return [int(token) for token in candidates[order]]

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from outrider.core.largest import largest
 from outrider.core.law import Floats, Ids, NodeLaw
 
 _MASK = (1 << 64) - 1
@@ -153,13 +154,4 @@ def _ids(law: NodeLaw) -> Ids:
 
 def _best(law: NodeLaw, scores: Floats, count: int) -> tuple[int, ...]:
     """Tokens with the largest scores, best first, lowest id first on ties."""
-    if count == 1:
-        return (law.token(int(scores.argmax())),)
-    count = min(count, scores.size)
-    if count < scores.size:
-        threshold = np.partition(scores, scores.size - count)[scores.size - count]
-        candidates = np.flatnonzero(scores >= threshold)
-    else:
-        candidates = np.arange(scores.size)
-    order = np.lexsort((candidates, -scores[candidates]))[:count]
-    return tuple(law.token(int(index)) for index in candidates[order])
+    return tuple(law.token(int(index)) for index in largest(scores, count))

@@ -96,7 +96,10 @@ class Drafter(Protocol):
         """Target layers whose hidden states it needs (empty: none)."""
 
     def ingest(self, context: Context, features: torch.Tensor | None) -> None:
-        """Prompt tokens that the target has cached, with features [n, taps, hidden] of the newest n of them."""
+        """The target has cached the next n prompt tokens, in order; each call continues the one before.
+
+        `features` [n, taps, hidden] are theirs, None without taps; `context` is that of the whole prompt.
+        """
 
     def propose(
         self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft]

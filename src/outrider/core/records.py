@@ -222,11 +222,11 @@ class Timings:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished text with everything a caller may ask about it."""
+    """A text with everything a caller may ask about it; `finish_reason` is None while it is being written."""
 
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: str
+    finish_reason: str | None
     seed: int
     guarantee: str
     stats: SpeculationStats

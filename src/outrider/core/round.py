@@ -23,6 +23,8 @@ def run_round(target: TargetModel, drafter: Drafter, rules: RuleBook, sequences:
     """
     contexts = [sequence.context() for sequence in sequences]
     drafts = drafter.propose(contexts, budgets, [EMPTY_DRAFT] * len(contexts))
+    assert all(target.cached_length(c.sequence_id) == len(c.tokens) - 1 for c in contexts), "the invariant"
+    assert all(len(d) <= b.nodes for d, b in zip(drafts, budgets)), "drafts keep to their budgets"
     scores = target.score(contexts, drafts)
     results = [
         result

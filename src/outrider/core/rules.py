@@ -8,6 +8,7 @@ from enum import Enum
 from outrider.core.accept import Block, NoiseMatch, TokenLevel, Traversal
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.records import Context, Draft, Guarantee
+from outrider.errors import ConfigError
 
 
 class RejectionMethod(str, Enum):
@@ -20,7 +21,10 @@ class RejectionMethod(str, Enum):
 
 @dataclass(frozen=True)
 class RuleBook:
-    """Picks the rule of each draft. None: block verification for chains, traversal for trees."""
+    """Picks the rule of each draft. None: block verification for chains, traversal for trees.
+
+    Raises `ConfigError` when block verification was asked for and a tree is drafted.
+    """
 
     method: RejectionMethod | None = None
 
@@ -29,6 +33,8 @@ class RuleBook:
             return NoiseMatch()
         if self.method is RejectionMethod.STANDARD:
             return TokenLevel()
+        if self.method is RejectionMethod.BLOCK and not draft.nodes.is_chain:
+            raise ConfigError("rejection_sample_method 'block' judges chains, and this drafter drafts trees")
         if self.method is RejectionMethod.TRAVERSAL or not draft.nodes.is_chain:
             return Traversal()
         return Block()

@@ -20,28 +20,24 @@ class RequestSpeculation:
 
     off: bool = False
     n_max: int | None = None
-    n_min: int = 0
 
     @staticmethod
     def from_mapping(options: Mapping[str, Any]) -> RequestSpeculation:
-        """Reads `{"off": ..., "n_max": ..., "n_min": ...}`. Raises `ParameterError` on any other key."""
+        """Reads `{"off": ..., "n_max": ...}`. Raises `ParameterError` on any other key."""
         known = ("off", "n_max", "n_min", "method")
         for key in options:
             if key not in known:
                 raise ParameterError(f"speculative: unknown key {key!r}{nearest(key, known)}")
-        if options.get("method") is not None:
-            raise ParameterError(
-                "speculative: 'method' cannot be chosen per request yet; set it on the engine"
-            )
+        for key in ("method", "n_min"):
+            if options.get(key) is not None:
+                raise ParameterError(f"speculative: {key!r} cannot be chosen per request yet; remove it")
         off = options.get("off", False)
         if not isinstance(off, bool):
             raise ParameterError(f"speculative: off must be true or false, not {off!r}")
         n_max = options.get("n_max")
         if n_max is not None:
             n_max = _integer("speculative.n_max", n_max, at_least=0)
-        return RequestSpeculation(
-            off, n_max, _integer("speculative.n_min", options.get("n_min", 0), at_least=0)
-        )
+        return RequestSpeculation(off, n_max)
 
     def cap(self, depth: int) -> int:
         """The draft length this request allows when the engine would draft `depth` tokens."""
@@ -144,6 +140,18 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def speculation(self) -> RequestSpeculation:
+        """`speculative` as the record it was normalised to."""
+        assert isinstance(self.speculative, RequestSpeculation)
+        return self.speculative
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as the tuple it was normalised to."""
+        assert isinstance(self.stop, tuple)
+        return self.stop
 
 
 def _integer(name: str, value: Any, *, at_least: int, below: int | None = None) -> int:

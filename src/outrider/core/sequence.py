@@ -125,9 +125,8 @@ class Sequence:
 
     def budget(self, wanted: Budget) -> Budget:
         """`wanted`, cut to the tokens left (the last one needs no guess) and to what the request allows."""
-        speculation = self.request.sampling.speculative
         depth = min(wanted.depth, self._length_cap - len(self._log) - 1)
-        depth = speculation.cap(depth)  # type: ignore[union-attr]
+        depth = self.request.sampling.speculation.cap(depth)
         return Budget(depth, wanted.nodes) if depth > 0 and wanted.nodes > 0 else Budget(0, 0)
 
     def laws(self, draft: Draft, scores: Scores) -> Laws:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.core.largest import kth_largest
 from outrider.core.law import Floats, NodeLaw
 from outrider.core.processors import Processors
 from outrider.core.sampling import SamplingParams
@@ -156,16 +157,3 @@ def _nucleus_floor(logits: Floats, top_p: float) -> float:  # [n], maximum 0
     values = np.sort(values)[::-1]
     reached = above + np.cumsum(np.exp(values))
     return float(values[min(int(np.searchsorted(reached, needed)), values.size - 1)])
-
-
-def kth_largest(values: Floats, k: int) -> float:
-    """The k-th largest value, ties counted, for k <= n.
-
-    The k-th largest of the column maxima of a [rows, 8 k] view bounds it from below; few values pass it.
-    """
-    columns = 8 * k
-    rows = values.size // columns
-    if rows >= 2:
-        peaks = values[: rows * columns].reshape(rows, columns).max(axis=0)
-        values = values[values >= np.partition(peaks, columns - k)[columns - k]]
-    return float(np.partition(values, values.size - k)[values.size - k])

@@ -38,10 +38,12 @@ class Engine:
         self._max_batch = max_batch
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
+        self._dropped: deque[Sequence] = deque()
 
     @property
     def unfinished(self) -> int:
         """Requests that run or wait."""
+        self._abort_dropped()
         return len(self._waiting) + len(self._running)
 
     def submit(self, request: Request, tracker: TextTracker | None = None) -> Sequence:
@@ -53,6 +55,7 @@ class Engine:
 
     def step(self) -> list[RoundResult]:
         """Admits what fits, then runs one round; empty when nothing is left to do."""
+        self._abort_dropped()
         self._admit()
         if not self._running:
             return []
@@ -79,12 +82,20 @@ class Engine:
             self._waiting.remove(sequence)
         self._free_finished()
 
+    def drop(self, sequence: Sequence) -> None:
+        """Aborts a request before the next round. Safe at any moment, a garbage collection inside a round included."""
+        self._dropped.append(sequence)
+
     def abort_all(self) -> None:
         """Ends every request; the engine is ready for new ones."""
         for sequence in [*self._waiting, *self._running]:
             sequence.abort()
         self._waiting.clear()
         self._free_finished()
+
+    def _abort_dropped(self) -> None:
+        while self._dropped:
+            self.abort(self._dropped.popleft())
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_batch:
