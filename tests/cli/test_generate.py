@@ -113,6 +113,63 @@ def test_ctrl_c_keeps_the_text_so_far_and_exits_with_130(outrider, target) -> No
     assert "8 tokens" in shown.err
 
 
+def test_ctrl_c_keeps_what_every_choice_has_written(outrider, target) -> None:
+    arguments = (
+        "generate",
+        "toy",
+        "ab",
+        "--n",
+        "3",
+        "--temperature",
+        "1",
+        "--seed",
+        "4",
+        "--max-tokens",
+        "9",
+    )
+    whole = json.loads(outrider(*arguments, "--json").out)
+    target.calls.clear()
+    target.interrupt_at = 6
+    partial = outrider(*arguments, "--json")
+    report = json.loads(partial.out)
+    assert partial.code == 130
+    assert [choice["finish_reason"] for choice in report["choices"]] == ["abort"] * 3
+    for part, text in zip(report["choices"], whole["choices"]):
+        assert part["token_ids"] == text["token_ids"][:5]
+        assert part["seed"] == text["seed"]
+    assert report["usage"]["completion_tokens"] == 15
+    assert target.open_sequences == ()
+    target.calls.clear()
+    target.interrupt_at = 6
+    shown = outrider(*arguments)
+    assert shown.code == 130
+    assert all(choice["text"] in shown.out for choice in report["choices"])
+
+
+def test_a_choice_that_had_ended_keeps_its_reason_on_ctrl_c(outrider, target) -> None:
+    arguments = (
+        "generate",
+        "toy",
+        "ab",
+        "--n",
+        "2",
+        "--temperature",
+        "1",
+        "--seed",
+        "4",
+        "--max-tokens",
+        "9",
+    )
+    texts = [choice["token_ids"] for choice in json.loads(outrider(*arguments, "--json").out)["choices"]]
+    stop = next(token for token in texts[0][:4] if token not in texts[1])
+    target.calls.clear()
+    target.interrupt_at = 7
+    partial = outrider(*arguments, "--stop-token-ids", str(stop), "--json")
+    report = json.loads(partial.out)
+    assert (partial.code, report["finish_reason"]) == (130, "stop")
+    assert [choice["finish_reason"] for choice in report["choices"]] == ["stop", "abort"]
+
+
 def test_several_choices_have_their_seeds_and_count_together(outrider, target) -> None:
     done = outrider(
         "generate",

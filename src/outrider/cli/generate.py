@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -60,20 +62,32 @@ def generate(model: str, prompt: str, as_chat: bool, as_json: bool, **given: Any
     else:
         click.echo()
         click.echo(summary(completion), err=True)
-    return INTERRUPTED if completion.finish_reason == "abort" else 0
+    texts = completion.choices or (completion,)
+    return INTERRUPTED if any(text.finish_reason == "abort" for text in texts) else 0
 
 
 def _written(llm: LLM, prompt: Prompt, sampling: SamplingParams, display: Display) -> Completion:
     """One text as it grows; several after they are all there, each under its seed."""
     if sampling.n == 1:
         return follow(llm.stream(prompt, sampling), display)
-    with Progress(f"writing {sampling.n} texts"):
-        [completion] = llm.generate([prompt], sampling)
-    parts = [
-        f"[{i} of {sampling.n}, seed {c.seed}]\n{c.text}" for i, c in enumerate(completion.choices, start=1)
-    ]
+    choices = _choices(llm, prompt, sampling)
+    parts = [f"[{i} of {sampling.n}, seed {c.seed}]\n{c.text}" for i, c in enumerate(choices, start=1)]
     display.write("\n".join(parts), False)
-    return completion
+    return dataclasses.replace(choices[0], choices=choices)
+
+
+def _choices(llm: LLM, prompt: Prompt, sampling: SamplingParams) -> tuple[Completion, ...]:
+    """All choices of `n`, written in shared rounds. Ctrl-C ends those under way: they keep what was certain."""
+    from outrider.core.noise import choice_seed, fresh_seed
+
+    seed = fresh_seed() if sampling.seed is None else sampling.seed
+    alone = [dataclasses.replace(sampling, n=1, seed=choice_seed(seed, i)) for i in range(sampling.n)]
+    streams = [llm.stream(prompt, one) for one in alone]
+    with Progress(f"writing {sampling.n} texts"), contextlib.suppress(KeyboardInterrupt):
+        for stream in streams:
+            for _ in stream:
+                pass
+    return tuple(stream.abort() for stream in streams)
 
 
 def _prompt_text(prompt: str) -> str:
