@@ -9,9 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from outrider import llm
 from outrider.cli import progress
 from outrider.cli.display import Display, display_on, follow
-from outrider.cli.progress import Progress
+from outrider.cli.options import EngineSettings
+from outrider.cli.progress import WAIT, Progress
+from outrider.config import SpeculativeConfig
 
 
 class Terminal(io.StringIO):
@@ -103,12 +106,18 @@ def test_a_terminal_gets_a_live_line_that_is_cleared(monkeypatch, quick) -> None
     assert sys.stderr.getvalue().endswith("\r\x1b[K")
 
 
-def test_a_log_gets_whole_lines_and_loading_waits_longer(monkeypatch, quick) -> None:
+def test_a_log_gets_whole_lines(monkeypatch, quick) -> None:
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
-    with Progress("loading", wait_in_logs=60.0):
-        time.sleep(0.1)
-    assert log.getvalue() == ""
-    with Progress("demo", wait_in_logs=0.02):
+    with Progress("demo"):
         time.sleep(0.1)
     assert log.getvalue() == "demo (0 s)\n"
+
+
+def test_loading_says_so_after_two_seconds_in_a_log_too(monkeypatch, quick) -> None:
+    assert WAIT == 2.0
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    monkeypatch.setattr(llm, "LLM", lambda *given, **settings: time.sleep(0.1))
+    EngineSettings("model", "auto", "auto", "cpu", None, SpeculativeConfig()).open()
+    assert log.getvalue() == "loading model (0 s)\n"

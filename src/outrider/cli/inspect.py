@@ -8,7 +8,7 @@ import click
 
 from outrider.cli.exit_codes import CHECK_FAILED
 from outrider.cli.options import EngineSettings, engine_options
-from outrider.cli.progress import LOAD_WAIT_IN_LOGS, Progress
+from outrider.cli.progress import Progress
 from outrider.cli.report import print_json
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _family(target: Any) -> str | None:
 
 
 def _pair(llm: LLM, draft: str, threads: int | None) -> dict[str, Any]:
-    with Progress(f"loading {draft}", wait_in_logs=LOAD_WAIT_IN_LOGS):
+    with Progress(f"loading {draft}"):
         from outrider.models.load import load, resolve
         from outrider.pairing import check_pair
         from outrider.text import load_tokenizer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from outrider.cli.progress import LOAD_WAIT_IN_LOGS, Progress
+from outrider.cli.progress import Progress
 from outrider.config import SpeculativeConfig
 from outrider.errors import ConfigError, ParameterError
 
@@ -107,7 +107,7 @@ class EngineSettings:
 
     def open(self) -> LLM:
         """Loads the model, with a progress line when that takes long."""
-        with Progress(f"loading {self.model}", wait_in_logs=LOAD_WAIT_IN_LOGS):
+        with Progress(f"loading {self.model}"):
             from outrider.llm import LLM
 
             return LLM(self.model, target=self.target, dtype=self.dtype, device=self.device, threads=self.threads,

@@ -9,8 +9,6 @@ from types import TracebackType
 
 WAIT = 2.0
 """Seconds before anything is shown."""
-LOAD_WAIT_IN_LOGS = 10.0
-"""The same for loading into a log: a model that cannot be loaded is one line of error and nothing else."""
 _REDRAW = 0.5
 _LOG_EVERY = 10.0
 
@@ -18,11 +16,10 @@ _LOG_EVERY = 10.0
 class Progress:
     """Shows `label` and the seconds so far while the block runs: one live line on a terminal, rare lines in a log."""
 
-    def __init__(self, label: str, *, wait_in_logs: float = WAIT) -> None:
+    def __init__(self, label: str) -> None:
         self._label = label
         self._stream = sys.stderr
         self._live = self._stream.isatty()
-        self._wait = WAIT if self._live else wait_in_logs
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
         self._drawn = False
@@ -45,7 +42,7 @@ class Progress:
             self._stream.flush()
 
     def _show(self) -> None:
-        wait = self._wait
+        wait = WAIT
         while not self._done.wait(wait):
             seconds = time.monotonic() - self._begin
             line = f"{self._label} ({seconds:.0f} s)"
