@@ -32,12 +32,14 @@ class Totals:
     @staticmethod
     def of(completion: Completion) -> Totals:
         """Choices are written in shared rounds, so the longest of them took the whole time."""
+        from outrider.core.records import SpeculationStats
+
         choices = completion.choices or (completion,)
         return Totals(
             written=sum(len(choice.token_ids) for choice in choices),
             prefill_seconds=sum(choice.timings.prefill_seconds for choice in choices),
             decode_seconds=max(choice.timings.decode_seconds for choice in choices),
-            stats=type(completion.stats).total([choice.stats for choice in choices]),
+            stats=SpeculationStats.total([choice.stats for choice in choices]),
         )
 
     @property
