@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -35,13 +36,22 @@ def test_help_and_early_errors_import_nothing_heavy(arguments: list[str], code: 
     assert done.returncode == code, done.stderr
 
 
-def test_help_takes_less_than_three_tenths_of_a_second() -> None:
+def test_help_uses_less_than_three_tenths_of_a_second_of_processor_time() -> None:
     before = os.times()
     subprocess.run([sys.executable, "-m", "outrider", "--help"], check=True, capture_output=True)
     after = os.times()
     # Processor time: the wall clock of a busy machine says nothing about the program.
     used = after.children_user + after.children_system - before.children_user - before.children_system
     assert used < 0.3
+
+
+def test_help_is_there_within_three_tenths_of_a_second() -> None:
+    walls = []
+    for _ in range(5):  # the best of them: whatever else the machine runs only adds to the others
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "outrider", "--help"], check=True, capture_output=True)
+        walls.append(time.perf_counter() - begin)
+    assert min(walls) < 0.3
 
 
 def test_help_names_every_command(outrider) -> None:
