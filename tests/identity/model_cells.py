@@ -38,9 +38,16 @@ MOST_TIES = 2
 SETTINGS = {"T=0": 0.0, "T=0.8": 0.8}
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts.json"
 
+# Parts of the package that no cell goes through: a change of them leaves every finished cell as it is.
+ASIDE = ("cli", "__main__.py", "llm.py", "intake.py", "stream.py")
+
 # With 30 % of the positions wrong, 0.7 * 0.7 = 0.49 of the rounds keep two tokens on average, just short of the half
 # that is asked for. With this seed 30.0 % of the first 420 positions are wrong, and they lie so that 0.55 do.
 SCRIPT_SEED = 364
+SCRIPT_NOTE = (
+    "The cell `scripted` drafts wrong tokens at 30 % of the positions, of which 0.49 of the rounds keep two tokens on "
+    f"average over all seeds; seed {SCRIPT_SEED} was chosen so that the bar of half is met."
+)
 
 
 @dataclass(frozen=True)
@@ -200,6 +207,12 @@ def run_cell(model: Model, scope: Scope, cell: Cell, setting: str, batch: int, p
     )  # fmt: skip
 
 
+def deciding_files() -> list[Path]:
+    """The code that decides what a cell writes and how it is judged."""
+    package = Path(outrider.__file__).parent
+    return [p for p in sorted(package.rglob("*.py")) if p.relative_to(package).parts[0] not in ASIDE]
+
+
 @dataclass(frozen=True)
 class Ledger:
     """Finished parts of the long suite as files, under a key of code, prompts and scope: what is there is not rerun."""
@@ -210,7 +223,7 @@ class Ledger:
     @cached_property
     def root(self) -> Path:
         code = hashlib.sha256(f"{self.scope}".encode())
-        for path in sorted([*Path(outrider.__file__).parent.rglob("*.py"), Path(__file__), PROMPTS]):
+        for path in (*deciding_files(), Path(__file__), PROMPTS):
             code.update(path.read_bytes())
         return self.folder / code.hexdigest()[:12]
 
