@@ -20,6 +20,7 @@ from outrider.drafters.none import NoDrafter
 from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.testing.divergence import PLAIN, Divergence, Layout, NoiseBound, certify, replay
+from outrider.testing.language import TableLanguage
 from outrider.testing.toy import ToyTarget
 
 VOCAB = 40
@@ -178,6 +179,23 @@ def test_a_plain_text_that_plain_decoding_does_not_repeat_is_not_certified(bound
     plain = text(asked, NoDrafter(), 0)
     other = (*plain[:30], (plain[30] + 1) % VOCAB, *plain[31:])
     assert not certify(target(), asked, other, plain, replace(bound, largest=100.0), CHAIN).certified
+
+
+class TieBreaker(ToyTarget):
+    """Two equal tokens, of which a wide pass prefers the second: a difference that no measured row has shown."""
+
+    def score(self, contexts: Sequence[Context], drafts: Sequence[Draft]) -> list[Scores]:
+        nudge = torch.tensor([0.0, 1e-12]) * float(any(len(draft) for draft in drafts))
+        return [Scores(scores.logits + nudge) for scores in super().score(contexts, drafts)]
+
+
+def test_where_rows_measured_bitwise_equal_nothing_is_excused(bound: NoiseBound) -> None:
+    toy, asked = (
+        TieBreaker(2, language=TableLanguage({(): (0.5, 0.5)})),
+        replace(request(0, GREEDY), prompt=(0,)),
+    )
+    assert certify(toy, asked, (0, 0), (0, 1), bound, CHAIN).certified
+    assert not certify(toy, asked, (0, 0), (0, 1), replace(bound, largest=0.0), CHAIN).certified
 
 
 def test_a_token_outside_the_support_is_not_a_tie(bound: NoiseBound) -> None:

@@ -6,10 +6,11 @@ the texts differ. Such a difference is excused only if three things hold at the 
 
 1. *The tie is within the noise.* Rounding moves each of the two logits by at most a bound, so it can reorder tokens
    that are at most two bounds apart. The bound is measured before the run: the largest difference of the same logit
-   between widths, over thousands of rows (`NoiseBound.measure`).
+   between widths, over thousands of rows (`NoiseBound.measure`). A bound of 0 excuses nothing.
 2. *Plain decoding repeats.* At width 1 the target chooses the plain text's token again.
-3. *Width alone does it.* Plain decoding repeated at the width of the speculative run, teacher-forced on the plain
-   text with no drafter and no rule involved, chooses the other token.
+3. *Width alone does it.* Plain decoding repeated at a width that the speculative run can have used, teacher-forced on
+   the plain text with no drafter and no rule involved, chooses the other token. Every place of the row in every round
+   up to the widest is tried: where the drafter cut the text into rounds is not known here.
 
 A difference that fails any of these was made by something other than rounding: it is a bug. So is a text that ends
 where the other goes on, and a choice of a token that the law of the plain row does not support: a support cut that
@@ -120,7 +121,8 @@ def certify(target: TargetModel, request: Request, plain_ids: Sequence[int], spe
     plain_token, spec_token = plain_ids[index], spec_ids[index]
     row = judge.row(PLAIN)
     gap = judge.gap(row, plain_token, spec_token)
-    wide_choice = judge.wide_choice(layout, spec_token) if gap <= 2.0 * bound.largest else None
+    excusable = bound.largest > 0.0 and gap <= 2.0 * bound.largest
+    wide_choice = judge.wide_choice(layout, spec_token) if excusable else None
     certified = judge.choice(row) == plain_token and wide_choice == spec_token
     return Divergence(index, plain_token, spec_token, gap, bound.largest, wide_choice, certified)
 
