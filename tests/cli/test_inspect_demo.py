@@ -32,6 +32,15 @@ def test_inspect_reports_the_model_and_its_promise(outrider, target) -> None:
     assert "row_invariant" in outrider("inspect", "toy").out
 
 
+def letters(*swapped: int) -> list[str]:
+    """The bytes in the order of their ids; two of them exchanged when two ids are given."""
+    found = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    if swapped:
+        first, second = swapped
+        found[first], found[second] = found[second], found[first]
+    return found
+
+
 def save_model(folder: Path, rows: int, vocabulary: dict[str, int]) -> None:
     """A decoder of one layer and no meaning, with a byte tokenizer of the given ids."""
     config = {
@@ -64,16 +73,44 @@ def save_model(folder: Path, rows: int, vocabulary: dict[str, int]) -> None:
 def test_inspect_judges_a_pair_and_exits_with_one_when_it_does_not_fit(
     outrider, target, tmp_path, rows, swapped, verdict, code, told
 ) -> None:
-    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    if swapped:
-        first, second = swapped
-        letters[first], letters[second] = letters[second], letters[first]
-    save_model(tmp_path, rows, {letter: i for i, letter in enumerate(letters)})
+    save_model(tmp_path, rows, {letter: i for i, letter in enumerate(letters(*swapped))})
     done = outrider("inspect", "toy", "--draft", str(tmp_path), "--json")
     assert done.code == code, done.err
     pair = json.loads(done.out)["pair"]
     assert pair["verdict"] == verdict
     assert pair["first_difference"] is None if told is None else told in pair["first_difference"]
+
+
+def test_inspect_loads_the_draft_where_it_is_told_and_says_where_both_run(outrider, target, tmp_path) -> None:
+    save_model(tmp_path, 256, {letter: i for i, letter in enumerate(letters())})
+    arguments = (
+        "inspect",
+        "toy",
+        "--draft",
+        str(tmp_path),
+        "--draft-dtype",
+        "bfloat16",
+        "--draft-device",
+        "cpu",
+    )
+    report = json.loads(outrider(*arguments, "--json").out)
+    assert report["pair"]["draft"] == {"dtype": "bfloat16", "device": "cpu"}
+    shown = outrider(*arguments)
+    assert "dtype bfloat16" in shown.out
+    assert "device cpu" in shown.out
+    assert report["device"] is None, "the toy target has no device"
+    refused = outrider("inspect", "toy", "--draft", str(tmp_path), "--draft-device", "nowhere")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "nowhere" in refused.err
+
+
+def test_inspect_refuses_a_place_for_a_draft_that_is_not_given(outrider, target) -> None:
+    for option, value in (("--draft-dtype", "bfloat16"), ("--draft-device", "cpu")):
+        refused = outrider("inspect", "toy", option, value)
+        assert (refused.code, refused.err) == (
+            2,
+            f"error: {option} needs --draft: there is no draft to place\n",
+        )
 
 
 def test_demo_reports_every_prompt_with_figures_that_agree(outrider, target) -> None:

@@ -75,7 +75,9 @@ def test_inspect_describes_the_model_and_its_pair_with_itself() -> None:
     shape = {key: report[key] for key in ("family", "layers", "hidden_size", "vocab_size")}
     assert shape == {"family": "llama", "layers": 30, "hidden_size": 576, "vocab_size": 49152}
     assert report["tokenizer"]["kind"] == "BPE"
-    assert report["pair"] == {"verdict": "compatible", "first_difference": None}
+    assert report["device"] == "cpu"
+    draft = {"dtype": report["dtype"], "device": "cpu"}
+    assert report["pair"] == {"verdict": "compatible", "first_difference": None, "draft": draft}
 
 
 @pytest.mark.model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,14 +19,20 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model")
 @click.option("--draft", metavar="MODEL", help="Checks whether this model can draft for MODEL.")
+@click.option("--draft-dtype", metavar="NAME", help="The draft's dtype: auto (default), float32 or bfloat16.")
+@click.option("--draft-device", metavar="NAME", help="The draft's device: cpu (default) or cuda.")
 @click.option("--json", "as_json", is_flag=True, help="Prints one JSON object and nothing else.")
 @engine_options
 def inspect(model: str, draft: str | None, as_json: bool, **given: Any) -> int:
     """Describes MODEL. With --draft, exits with 1 when the pair is incompatible."""
+    for option in ("draft_dtype", "draft_device"):
+        if draft is None and given[option] is not None:
+            flag = f"--{option.replace('_', '-')}"
+            raise click.UsageError(f"{flag} needs --draft: there is no draft to place")
     llm = EngineSettings.of(model, given).open()
     report = describe(llm)
     if draft is not None:
-        report["pair"] = _pair(llm, draft, given["threads"])
+        report["pair"] = _pair(llm, draft, given)
     if as_json:
         print_json(report)
     else:
@@ -36,14 +43,13 @@ def inspect(model: str, draft: str | None, as_json: bool, **given: Any) -> int:
 def describe(llm: LLM) -> dict[str, Any]:
     """The facts of a loaded model, ready for JSON."""
     target, tokenizer = llm.target, llm.tokenizer
-    dtype = getattr(target, "dtype", None)
     return {
         "family": _family(target),
         "layers": getattr(target, "num_layers", None),
         "hidden_size": getattr(target, "hidden_size", None),
         "vocab_size": target.vocab_size,
         "context": target.max_length,
-        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        **placement(target),
         "target": type(target).__name__,
         "tokenizer": {
             "kind": tokenizer.kind,
@@ -58,6 +64,15 @@ def describe(llm: LLM) -> dict[str, Any]:
     }
 
 
+def placement(target: Any) -> dict[str, str | None]:
+    """Where a model runs and in what precision; None for targets that hold no tensors."""
+    dtype, device = getattr(target, "dtype", None), getattr(target, "device", None)
+    return {
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "device": None if device is None else str(device),
+    }
+
+
 def _family(target: Any) -> str | None:
     """The architecture's name: ours, or the one in the configuration of a transformers model."""
     if hasattr(target, "arch"):
@@ -65,15 +80,22 @@ def _family(target: Any) -> str | None:
     return getattr(getattr(getattr(target, "model", None), "config", None), "model_type", None)
 
 
-def _pair(llm: LLM, draft: str, threads: int | None) -> dict[str, Any]:
+def _pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict on the pair, and where the draft runs; loaded as `draft_dtype` and `draft_device` of an engine."""
     with Progress(f"loading {draft}"):
         from outrider.models.load import load, resolve
         from outrider.pairing import check_pair
         from outrider.text import load_tokenizer
 
         source = resolve(draft)
-        verdict = check_pair(llm.tokenizer, llm.target, load_tokenizer(source), load(source, threads=threads))
-    return {"verdict": verdict.verdict, "first_difference": verdict.first_difference}
+        model = load(
+            source,
+            dtype=given["draft_dtype"] or "auto",
+            device=given["draft_device"] or "cpu",
+            threads=given["threads"],
+        )
+        found = check_pair(llm.tokenizer, llm.target, load_tokenizer(source), model)
+    return {"verdict": found.verdict, "first_difference": found.first_difference, "draft": placement(model)}
 
 
 def _print_table(report: dict[str, Any]) -> None:
@@ -83,7 +105,16 @@ def _print_table(report: dict[str, Any]) -> None:
         if value is None:
             shown = "-"
         elif isinstance(value, dict):
-            shown = ", ".join(f"{key} {item}" for key, item in value.items() if item not in (None, []))
+            shown = ", ".join(_items(value))
         elif isinstance(value, bool):
             shown = "yes" if value else "no"
         click.echo(f"{name:<{width}}  {shown}")
+
+
+def _items(values: Mapping[str, Any]) -> Iterator[str]:
+    """The facts of a group, those of a group within it under its name."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from (f"{name} {item}" for item in _items(value))
+        elif value not in (None, []):
+            yield f"{name} {value}"
