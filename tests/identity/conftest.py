@@ -1,4 +1,4 @@
-"""Lets the identity suites import the plain modules beside them: `toy_cells`, `law_cells`, `model_cells`."""
+"""Lets the identity suites import the plain modules beside them, such as `toy_cells` and `law_cells`."""
 
 from __future__ import annotations
 

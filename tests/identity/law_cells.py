@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from changing import ChangingController
 from scipy import stats
 
 from outrider.core.law import Floats
 from outrider.core.protocols import Drafter
-from outrider.core.records import Budget, Context, Guarantee, Request
+from outrider.core.records import Budget, Guarantee, Request
 from outrider.core.rules import RejectionMethod, RuleBook
 from outrider.core.sampling import SamplingParams
 from outrider.drafters.chain import ChainedDrafter
@@ -22,6 +23,7 @@ from outrider.drafters.lookup import NgramDrafter
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
+from outrider.testing.rule_contract import law_of_texts
 from outrider.testing.toy import ToyTarget
 
 VOCAB = 3
@@ -45,21 +47,8 @@ def plain_law(length: int) -> dict[Tokens, float]:
         weights: Floats = np.exp(target.logits_of(tokens) / TEMPERATURE)
         return weights / weights.sum()
 
-    law: dict[Tokens, float] = {(): 1.0}
-    for _ in range(length):
-        law = {(*t, v): c * float(p) for t, c in law.items() for v, p in enumerate(probs([*PROMPT, *t]))}
-    return law
-
-
-@dataclass(frozen=True)
-class ChangingController:
-    """A draft length of 0 to `budget.depth` that changes with the round, blind to what is drafted."""
-
-    budget: Budget
-
-    def budgets(self, contexts: Sequence[Context], load: int) -> list[Budget]:
-        depths = [(2 * len(context.tokens) + 1) % (self.budget.depth + 1) for context in contexts]
-        return [Budget(depth, self.budget.nodes) for depth in depths]
+    law = law_of_texts([(1.0, ())], lambda path: probs([*PROMPT, *path]), length)
+    return {tokens: float(chance) for tokens, chance in np.ndenumerate(law)}
 
 
 CHAIN, TREE = Budget(3, 3), Budget(2, 4)
@@ -121,6 +110,7 @@ CELLS = (
     Cell("greedy tree", model(2, SampleMethod.GREEDY), TREE),
     Cell("changing length, block", model(), changing=True),
     Cell("changing length, tree", model(2), Budget(3, 5), changing=True),
+    Cell("same text, changing length", model(), guarantee=Guarantee.SAME_TEXT, changing=True),
     Cell("ngram, then model", lambda target: ChainedDrafter([NgramDrafter(3, 4), model()(target)])),
     Cell("model, then ngram", lambda target: ChainedDrafter([short_sighted_model(target), ngram(target)])),
     Cell("self-drafting tree", lambda target: SelfDrafter.early_exit(target, 2, topk=2), TREE),

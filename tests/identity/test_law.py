@@ -27,8 +27,8 @@ from outrider.core.round import run_round
 from outrider.core.sequence import Sequence
 from outrider.testing.branching import BranchingNoise, outcomes
 
-LEVEL = 0.001 / 40  # 23 chi-square tests of generations, 6 of draws, and some to spare
-QUICK = ("chain, block", "changing length, tree")
+LEVEL = 0.001 / 40  # 24 chi-square tests of generations, 6 of draws, and some to spare
+QUICK = ("chain, block", "changing length, tree", "same text, changing length")
 SEEDS = range(2500)
 SAMPLED = [cell for cell in CELLS if cell.guarantee is Guarantee.SAME_DISTRIBUTION]
 by_sampled_cell = pytest.mark.parametrize("cell", SAMPLED, ids=lambda c: c.name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from toy_cells import METHODS, ChangingController, Method, assert_texts, jobs, share_of_long_rounds, write
+from changing import ChangingController
+from toy_cells import METHODS, Method, assert_texts, jobs, share_of_long_rounds, write
 
 from outrider.core.records import Guarantee
 
@@ -33,7 +34,7 @@ def test_the_order_and_the_size_of_the_batch_change_nothing(method: Method) -> N
 @by_method
 def test_a_draft_length_that_changes_every_round_changes_nothing(method: Method) -> None:
     some = jobs()[1::2]
-    assert_texts(some, write(method, some, ChangingController(method, 8), max_batch=6))
+    assert_texts(some, write(method, some, ChangingController(method.budget(8)), max_batch=6))
 
 
 @pytest.mark.parametrize("depth", range(1, 9))

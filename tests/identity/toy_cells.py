@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider.core.noise import uniform
 from outrider.core.protocols import Drafter
-from outrider.core.records import Budget, Context, Guarantee, Request
+from outrider.core.records import Budget, Guarantee, Request
 from outrider.core.records import SpeculationStats as Stats
 from outrider.core.rules import RuleBook
 from outrider.core.sampling import SamplingParams
@@ -149,17 +149,6 @@ METHODS = (
     Method("imitation, then ngram", lambda target, jobs: ChainedDrafter(
         [_model(0.3, 1)(target, jobs), NgramDrafter()]), good=True),
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ChangingController:
-    """A draft length of 0 to `depth` that changes with the round, blind to what is drafted."""
-
-    method: Method
-    depth: int
-
-    def budgets(self, contexts: Sequence[Context], load: int) -> list[Budget]:
-        return [self.method.budget((7 * len(c.tokens) + c.sequence_id) % (self.depth + 1)) for c in contexts]
 
 
 def write(method: Method, jobs: Sequence[Job], controller: Controller | int, *, max_batch: int = 16,

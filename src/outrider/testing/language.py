@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -17,18 +17,16 @@ _WIDTH = 16  # of the vectors a hashed language thinks in
 _REMEMBERED = 65_536  # rows kept, so that a long test does not hold every row it saw
 
 
-@dataclass(frozen=True, eq=False)
 class HashedLanguage:
     """A random language in which the last `order` tokens decide the next; pure, bit for bit.
 
-    `sharpness` is the standard deviation of the logits: 0 is a flat law, 8 an almost certain one.
+    `sharpness` is the standard deviation of the logits: 0 is a flat law, 8 an almost certain one. Rows that were asked
+    for are remembered, up to a number.
     """
 
-    vocab_size: int
-    seed: int = 0
-    order: int = 2
-    sharpness: float = 2.0
-    _rows: dict[tuple[int, ...], Floats] = field(default_factory=dict, repr=False)
+    def __init__(self, vocab_size: int, seed: int = 0, order: int = 2, sharpness: float = 2.0) -> None:
+        self.vocab_size, self.seed, self.order, self.sharpness = vocab_size, seed, order, sharpness
+        self._rows: dict[tuple[int, ...], Floats] = {}
 
     def __call__(self, tokens: Sequence[int]) -> Floats:  # [vocab]
         key = tuple(tokens[-self.order :])
