@@ -225,8 +225,8 @@ class TorchDecoder:
     def _logits(
         self, hidden: torch.Tensor, rows: int
     ) -> torch.Tensor:  # [rows + padding, hidden] -> [rows, vocab]
-        logits = self._weights.head(self._normed(hidden, self._weights.norm))[:rows]
-        return logits if self.dtype == torch.float64 else logits.float()
+        norm = self._weights.norm
+        return self._weights.head(self._normed(hidden.to(norm.dtype), norm))[:rows]
 
 
 def _passes(chunks: Sequence[Chunk]) -> Iterator[list[tuple[int, Sequence[int]]]]:

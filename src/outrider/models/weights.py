@@ -31,6 +31,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, eq=False)
 class DecoderWeights:
+    """`norm` and `head` are at least float32: half-precision logits tie exactly, often among the very best tokens."""
+
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor  # [hidden]
@@ -44,12 +46,11 @@ def decoder_weights(
     reader = _StateReader(state, dtype, device)
     embedding = reader.take("model.embed_tokens.weight", arch.vocab_size, arch.hidden)
     layers = tuple(_layer(arch, reader, f"model.layers.{index}.") for index in range(arch.layers))
-    norm = reader.take("model.norm.weight", arch.hidden)
-    if arch.tied_head:
-        reader.forget("lm_head.weight")
-        head = Linear(embedding)
-    else:
-        head = Linear(reader.take("lm_head.weight", arch.vocab_size, arch.hidden))
+    wide = torch.promote_types(dtype, torch.float32)
+    norm = reader.take("model.norm.weight", arch.hidden).to(wide)
+    head_name = "model.embed_tokens.weight" if arch.tied_head else "lm_head.weight"
+    head = Linear(reader.take(head_name, arch.vocab_size, arch.hidden).to(wide))
+    reader.forget("lm_head.weight")
     reader.finish()
     return DecoderWeights(embedding, layers, norm, head)
 
