@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ import pytest
 from outrider.core.accept import Block, NoiseMatch, TokenLevel, Traversal
 from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, NodeLaw
 from outrider.core.noise import Place, RoundNoise
-from outrider.core.protocols import AcceptanceRule
+from outrider.core.protocols import AcceptanceRule, Laws
 from outrider.core.records import Draft, Group, Verdict
 from outrider.core.tree import TokenTree
 from outrider.errors import ScoreError
 from outrider.testing.branching import BranchingNoise, outcomes
+from outrider.testing.rule_contract import law_of_texts
 
 Prefix = tuple[int, ...]
 LawOf = Callable[[Prefix], np.ndarray]
@@ -79,39 +81,34 @@ def drawn_draft(noise: BranchingNoise, q: LawOf, widths: tuple[int, ...], fixed:
     return Draft(TokenTree(tuple(tokens), tuple(parents)), tuple(tuple(g) for g in groups))
 
 
+def laws_of(p: LawOf) -> Callable[[Draft], Laws]:
+    """The target law per row of any draft, built once per path."""
+    known = cache(lambda path: NodeLaw.of_probs(p(path)))
+    return lambda draft: lambda row: known(draft.nodes.path_tokens(row - 1) if row else ())
+
+
 def emitted_law(
     rule: AcceptanceRule, p: LawOf, draft_of: Callable[[BranchingNoise], Draft], length: int
-) -> dict[Prefix, float]:
+) -> np.ndarray:  # [vocab] * length
     """The law of the first `length` tokens: what a round emits, then plain sampling from p."""
+    laws = laws_of(p)
 
     def run(noise: BranchingNoise) -> Prefix:
         draft = draft_of(noise)
-        laws = lambda row: NodeLaw.of_probs(p(draft.nodes.path_tokens(row - 1) if row else ()))  # noqa: E731
-        verdict = rule.judge(draft, laws, noise)
+        verdict = rule.judge(draft, laws(draft), noise)
         return (*(draft.nodes.tokens[n] for n in verdict.accepted), verdict.next_token)
 
-    law: dict[Prefix, float] = defaultdict(float)
+    merged: dict[Prefix, float] = defaultdict(float)
     for chance, tokens in outcomes(run):
-        spread = {tokens[:length]: chance}
-        while len(next(iter(spread))) < length:
-            spread = {(*t, v): c * p(t)[v] for t, c in spread.items() for v in range(len(p(t))) if p(t)[v]}
-        for prefix, c in spread.items():
-            law[prefix] += c
-    return law
-
-
-def plain_law(p: LawOf, length: int) -> dict[Prefix, float]:
-    law: dict[Prefix, float] = {(): 1.0}
-    for _ in range(length):
-        law = {(*t, v): c * p(t)[v] for t, c in law.items() for v in range(len(p(t))) if p(t)[v]}
-    return law
+        merged[tokens[:length]] += chance
+    return law_of_texts(((chance, tokens) for tokens, chance in merged.items()), p, length)
 
 
 def error_of(
     rule: AcceptanceRule, p: LawOf, draft_of: Callable[[BranchingNoise], Draft], length: int
 ) -> float:
-    found, wanted = emitted_law(rule, p, draft_of, length), plain_law(p, length)
-    return max(abs(found.get(t, 0.0) - wanted.get(t, 0.0)) for t in found.keys() | wanted.keys())
+    wanted = law_of_texts([(1.0, ())], p, length)
+    return float(np.abs(emitted_law(rule, p, draft_of, length) - wanted).max())
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: type(r).__name__)
@@ -139,6 +136,25 @@ def test_trees_drawn_without_replacement_keep_the_target_law(
 ) -> None:
     p, q = random_laws(5, vocab, zeros=zeros), random_laws(6, vocab, zeros=zeros)
     assert error_of(rule, p, lambda n: drawn_draft(n, q, widths), len(widths) + 1) < 1e-12
+
+
+@pytest.mark.parametrize("rule", TREE_RULES, ids=lambda r: type(r).__name__)
+@pytest.mark.parametrize(("vocab", "widths"), [(5, (2, 1, 1)), (4, (2, 2)), (4, (2, 1, 1))])
+def test_deep_trees_over_four_and_five_tokens_keep_the_target_law(
+    rule: AcceptanceRule, vocab: int, widths: tuple[int, ...]
+) -> None:
+    p, q = random_laws(43, vocab, zeros=0.4), random_laws(44, vocab, zeros=0.4)
+    assert error_of(rule, p, lambda n: drawn_draft(n, q, widths), len(widths) + 1) < 1e-12
+
+
+@pytest.mark.parametrize("rule", TREE_RULES, ids=lambda r: type(r).__name__)
+@pytest.mark.parametrize("widths", [(2, 2), (3, 1), (2, 1, 1)])
+def test_trees_of_equal_and_of_one_hot_laws_keep_the_target_law(
+    rule: AcceptanceRule, widths: tuple[int, ...]
+) -> None:
+    p, hot = random_laws(45, 3), one_hot_laws(46, 3)
+    for target, draft in ((p, p), (p, hot), (hot, p), (hot, hot)):
+        assert error_of(rule, target, lambda n, q=draft: drawn_draft(n, q, widths), len(widths) + 1) < 1e-12
 
 
 @pytest.mark.parametrize("rule", TREE_RULES, ids=lambda r: type(r).__name__)
@@ -193,10 +209,11 @@ def test_a_draft_with_the_target_s_own_law_is_always_accepted(rule: AcceptanceRu
 
 
 def accepted_length(rule: AcceptanceRule, p: LawOf, draft_of: Callable[[BranchingNoise], Draft]) -> float:
+    laws = laws_of(p)
+
     def run(noise: BranchingNoise) -> int:
         draft = draft_of(noise)
-        laws = lambda row: NodeLaw.of_probs(p(draft.nodes.path_tokens(row - 1) if row else ()))  # noqa: E731
-        return len(rule.judge(draft, laws, noise).accepted)
+        return len(rule.judge(draft, laws(draft), noise).accepted)
 
     return sum(chance * length for chance, length in outcomes(run))
 
@@ -278,9 +295,10 @@ def test_a_length_that_looks_at_the_token_it_judges_is_caught(rule: AcceptanceRu
 def test_a_token_without_target_mass_is_never_emitted(rule: AcceptanceRule) -> None:
     p = lambda prefix: np.array([0.0, 0.6, 0.4])  # noqa: E731
     law = emitted_law(rule, p, lambda n: Draft.chain((0, 0)), 1)
-    assert (0,) not in law
+    assert law[0] == 0.0
     law = emitted_law(rule, p, lambda n: drawn_draft(n, lambda _: np.array([0.9, 0.1, 0.0]), (1, 1)), 2)
-    assert not [t for t in law if 0 in t]
+    assert not law[0].any()
+    assert not law[:, 0].any()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: type(r).__name__)
