@@ -6,10 +6,13 @@ import io
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "identity"))  # for `tiny_folder`
 
 from outrider.cli.main import run
 from outrider.cli.options import EngineSettings

@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-from pathlib import Path
 
 import pytest
-import safetensors.torch
-import tokenizers
-import torch
+from tiny_folder import letters, save_model
 
 from outrider.cli.demo_prompts import PROMPTS
 
@@ -32,36 +29,6 @@ def test_inspect_reports_the_model_and_its_promise(outrider, target) -> None:
     assert "row_invariant" in outrider("inspect", "toy").out
 
 
-def letters(*swapped: int) -> list[str]:
-    """The bytes in the order of their ids; two of them exchanged when two ids are given."""
-    found = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    if swapped:
-        first, second = swapped
-        found[first], found[second] = found[second], found[first]
-    return found
-
-
-def save_model(folder: Path, rows: int, vocabulary: dict[str, int]) -> None:
-    """A decoder of one layer and no meaning, with a byte tokenizer of the given ids."""
-    config = {
-        "model_type": "llama", "vocab_size": rows, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": True,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    names = [f"self_attn.{name}_proj" for name in "qkvo"] + [
-        f"mlp.{name}_proj" for name in ("gate", "up", "down")
-    ]
-    state = {f"model.layers.0.{name}.weight": torch.zeros(16, 16) for name in names}
-    norms = ("layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm")
-    state |= {f"model.{name}.weight": torch.ones(16) for name in norms}
-    safetensors.torch.save_file(
-        {**state, "model.embed_tokens.weight": torch.zeros(rows, 16)}, folder / "model.safetensors"
-    )
-    tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[])).save(
-        str(folder / "tokenizer.json")
-    )
-
-
 @pytest.mark.parametrize(
     ("rows", "swapped", "verdict", "code", "told"),
     [
@@ -73,7 +40,7 @@ def save_model(folder: Path, rows: int, vocabulary: dict[str, int]) -> None:
 def test_inspect_judges_a_pair_and_exits_with_one_when_it_does_not_fit(
     outrider, target, tmp_path, rows, swapped, verdict, code, told
 ) -> None:
-    save_model(tmp_path, rows, {letter: i for i, letter in enumerate(letters(*swapped))})
+    save_model(tmp_path, rows, letters(*swapped))
     done = outrider("inspect", "toy", "--draft", str(tmp_path), "--json")
     assert done.code == code, done.err
     pair = json.loads(done.out)["pair"]
@@ -82,7 +49,7 @@ def test_inspect_judges_a_pair_and_exits_with_one_when_it_does_not_fit(
 
 
 def test_inspect_loads_the_draft_where_it_is_told_and_says_where_both_run(outrider, target, tmp_path) -> None:
-    save_model(tmp_path, 256, {letter: i for i, letter in enumerate(letters())})
+    save_model(tmp_path, 256, letters())
     arguments = (
         "inspect",
         "toy",

@@ -17,6 +17,7 @@ from spoken import END, OTHER_END, PROMPT, VOCAB, byte_tokenizer, ids_of, plain,
 
 from outrider import LLM, Completion, SamplingParams
 from outrider.core.noise import choice_seed
+from outrider.core.records import SpeculationStats
 from outrider.errors import ConfigError, GenerationError, ParameterError
 from outrider.testing.toy import ToyTarget
 
@@ -37,6 +38,9 @@ def both(llm: LLM, params: SamplingParams) -> Completion:
     assert tuple(token for delta in deltas for token in delta.token_ids) == done.token_ids
     assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + [done.finish_reason]
     assert len(done.from_draft) == done.stats.num_emitted_tokens == len(done.token_ids)
+    logprobs = llm.generate(PROMPT, replace(params, logprobs=1))[0].logprobs
+    assert logprobs is not None
+    assert tuple(entry.token_id for entry in logprobs) == done.token_ids, "none for what a stop cut off"
     return done
 
 
@@ -275,14 +279,20 @@ def test_an_abort_frees_both_caches_and_leaves_the_others_alone() -> None:
     {"topk": 1}, {"topk": 3}, {"topk": 2, "guarantee": "same_distribution"},
     {"method": ["ngram", "draft_model"]}, {"method": "ngram", "model": None}, {"method": "none", "model": None},
 ], ids=str)  # fmt: skip
-def test_counters_reconcile(config: dict[str, Any]) -> None:
+def test_counters_reconcile_for_each_request_and_for_all(config: dict[str, Any]) -> None:
     target = ToyTarget(VOCAB, seed=6, sharpness=2.0)
     settings = {"method": "draft_model", "model": target.imitation(0.3), **config}
     llm = LLM.from_parts(target, byte_tokenizer(()), speculative_config=settings)
-    for done in llm.generate([PROMPT, [1, 2, 1, 2, 1, 2], [9]], SamplingParams(seed=4, max_tokens=40)):
-        stats = done.stats
-        assert stats.num_emitted_tokens == len(done.token_ids) == 40
-        assert sum(done.from_draft) == stats.num_accepted_draft_tokens
+    texts = llm.generate([PROMPT, [1, 2, 1, 2, 1, 2], [9]], SamplingParams(seed=4, max_tokens=40))
+    total = SpeculationStats.total([done.stats for done in texts])
+    for done in texts:
+        assert done.stats.num_emitted_tokens == len(done.token_ids) == 40
+        assert sum(done.from_draft) == done.stats.num_accepted_draft_tokens
+    for name in ("num_rounds", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"):
+        assert getattr(total, name) == sum(getattr(done.stats, name) for done in texts)
+    assert total.num_emitted_tokens == 120
+    assert total.num_spec_tokens == texts[0].stats.num_spec_tokens
+    for stats in (*(done.stats for done in texts), total):
         assert 0 <= stats.num_accepted_draft_tokens <= stats.num_draft_tokens
         assert stats.num_spec_steps <= stats.num_rounds
         assert (
@@ -294,7 +304,7 @@ def test_counters_reconcile(config: dict[str, Any]) -> None:
             sum(length * count for length, count in enumerate(histogram)) == stats.num_accepted_draft_tokens
         )
         assert 0.0 <= stats.draft_acceptance_rate <= 1.0
-        assert stats.tokens_per_pass == pytest.approx(40 / stats.num_rounds)
+        assert stats.tokens_per_pass == pytest.approx(stats.num_emitted_tokens / stats.num_rounds)
 
 
 def test_a_request_may_switch_speculation_off_or_cap_it_for_itself() -> None:

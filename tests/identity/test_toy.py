@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from changing import ChangingController
-from toy_cells import METHODS, Method, assert_texts, jobs, share_of_long_rounds, write
+from toy_cells import METHODS, Job, Method, assert_texts, jobs, share_of_long_rounds, toy_target, write
 
 from outrider.core.records import Guarantee
+from outrider.core.rules import RuleBook
+from outrider.engine.controller import FixedController
+from outrider.engine.engine import Engine, Parts
 
 by_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 
@@ -35,6 +40,29 @@ def test_the_order_and_the_size_of_the_batch_change_nothing(method: Method) -> N
 def test_a_draft_length_that_changes_every_round_changes_nothing(method: Method) -> None:
     some = jobs()[1::2]
     assert_texts(some, write(method, some, ChangingController(method.budget(8)), max_batch=6))
+
+
+@by_method
+def test_a_request_may_switch_speculation_off_or_cap_it_for_itself_alone(method: Method) -> None:
+    asked = [{}, {"off": True}, {"n_max": 2}, {"n_max": 0}]
+    free = next(job for job in jobs() if job.name == "greedy")
+    repeating = (1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3)  # something to look up
+    some = [
+        Job(str(number), replace(free.request, request_id=number, prompt=repeating, sampling=replace(
+            free.request.sampling, speculative=settings)))
+        for number, settings in enumerate(asked)
+    ]  # fmt: skip
+    target = toy_target()
+    parts = Parts(target, method.build(target, some), RuleBook(), FixedController(method.budget(5)))
+    engine, depths = Engine(parts), [0] * len(some)
+    running = [engine.submit(job.request) for job in some]
+    while engine.unfinished:
+        for result in engine.step():
+            depths[result.sequence_id] = max(depths[result.sequence_id], *result.draft.nodes.depths, 0)
+    assert_texts(some, running)
+    assert [done.stats.num_draft_tokens for done in (running[1], running[3])] == [0, 0]
+    assert depths[2] == min(2, depths[0])
+    assert depths[0] == (0 if method.name == "none" else 5)
 
 
 @pytest.mark.parametrize("depth", range(1, 9))
