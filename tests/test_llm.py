@@ -231,6 +231,7 @@ def test_a_transformers_model_is_wrapped_as_it_is(tiny: tuple[object, object]) -
     [
         {"prompt_lookup_num_tokens": 4},
         {"assistant_model": "itself", "num_assistant_tokens": 3},
+        {"assistant_early_exit": 1},
         {"speculative_config": {"method": "ngram"}},
         {},
     ],

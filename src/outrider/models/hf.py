@@ -13,6 +13,7 @@ from outrider.core.records import Context, Draft, RoundResult, Scores
 from outrider.core.tree import TokenTree
 from outrider.errors import ConfigError, ModelLoadError, ParameterError
 from outrider.models.hf_cache import HfCache, check_rewindable
+from outrider.models.hf_layers import LayerList
 from outrider.models.hf_load import build_model
 from outrider.models.hf_masks import TreeMasks
 from outrider.models.hf_probe import check_rollback, takes_tree_masks
@@ -23,7 +24,7 @@ _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_se
 
 
 class HfTarget:
-    """Fulfils `TargetModel` over a transformers model that the caller holds; the model object is left as it is.
+    """Fulfils `LayeredTarget` over a transformers model that the caller holds; the model object is left as it is.
 
     Each sequence has its own forward, so a row is the same beside any neighbours; other widths still differ in
     rounding, and `row_invariant` is False. `supports_trees` is found out at construction, by a small tree.
@@ -104,13 +105,47 @@ class HfTarget:
 
     def rows(self, cache: HfCache, pending: int, tree: TokenTree) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits [n + 1, vocab] and features of the pending token and the nodes; leaves their rows as scratch."""
-        options: dict[str, Any] = {}
-        if not tree.is_chain:
-            assert self.masks is not None, "a target without tree masks is given chains"
-            positions = [cache.length, *(cache.length + depth for depth in tree.depths)]
-            options["position_ids"] = torch.tensor([positions], device=self.device)
-            options["attention_mask"] = self.masks.of_tree(tree, cache.length)
-        return self._forward(cache, [pending, *tree.tokens], options)
+        return self._forward(cache, [pending, *tree.tokens], self._tree_options(cache, tree))
+
+    def _tree_options(self, cache: HfCache, tree: TokenTree) -> dict[str, Any]:
+        if tree.is_chain:
+            return {}
+        assert self.masks is not None, "a target without tree masks is given chains"
+        positions = [cache.length, *(cache.length + depth for depth in tree.depths)]
+        return {
+            "position_ids": torch.tensor([positions], device=self.device),
+            "attention_mask": self.masks.of_tree(tree, cache.length),
+        }
+
+    @torch.no_grad()
+    def draft_rows(
+        self, contexts: Sequence[Context], trees: Sequence[TokenTree], layers: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """See `LayeredTarget.draft_rows`. Raises `ConfigError` naming a class that cannot run some of its layers."""
+        self._scored = {}
+        return [self._draft_rows(context, tree, layers) for context, tree in zip(contexts, trees)]
+
+    def _draft_rows(self, context: Context, tree: TokenTree, layers: Sequence[int]) -> torch.Tensor:
+        name = type(self.model).__name__
+        found = LayerList.of_model(self.model, self.num_layers)
+        if found is None:
+            raise ConfigError(
+                f"self_draft: {name} has no single list of {self.num_layers} layers to choose from; use target='torch'"
+            )
+        cache = self._open(context.sequence_id)
+        assert cache.length == len(context.tokens) - 1, "the cache holds exactly context.tokens[:-1]"
+        cache.drop_scratch()
+        try:
+            with found.only(layers, self._config):
+                tokens = [context.tokens[-1], *tree.tokens]
+                return self._run(cache, tokens, self._tree_options(cache, tree))
+        except (AttributeError, IndexError, KeyError, TypeError) as error:  # its layers depend on each other
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"self_draft: {name} cannot run some of its layers alone: {reason[:200]}"
+            ) from error
+        finally:
+            cache.drop_scratch()
 
     @torch.no_grad()
     def commit(self, results: Sequence[RoundResult]) -> None:
@@ -150,17 +185,19 @@ class HfTarget:
         self, cache: HfCache, tokens: Sequence[int], options: Mapping[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One forward over the cache's certain tokens; logits [rows, vocab], features [rows, taps, hidden]."""
+        with self._taps.listening() as listener:
+            logits = self._run(cache, tokens, options)
+        return logits, listener.features()
+
+    def _run(self, cache: HfCache, tokens: Sequence[int], options: Mapping[str, Any]) -> torch.Tensor:
         ids = torch.tensor([tokens], device=self.device)
         if "position_ids" in self._accepts and "position_ids" not in options:
             positions = torch.arange(cache.length, cache.length + len(tokens), device=self.device)
             options = {**options, "position_ids": positions[None]}
         name = "cache" if "cache" in self._accepts else "past_key_values"
-        with self._taps.listening() as listener:
-            output = self.model(
-                input_ids=ids, use_cache=True, return_dict=True, **{name: cache.store}, **options
-            )
-        logits = output.logits[0]
-        return logits if logits.dtype == torch.float64 else logits.float(), listener.features()
+        output = self.model(input_ids=ids, use_cache=True, return_dict=True, **{name: cache.store}, **options)
+        logits: torch.Tensor = output.logits[0]
+        return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _accepted_arguments(model: Any) -> frozenset[str]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from outrider.errors import ModelLoadError
+from outrider.models.hf_layers import LayerList
 
 
 class Listener:
@@ -34,7 +35,7 @@ class Taps:
     def __init__(self, model: Any, num_layers: int, taps: Sequence[int]) -> None:
         self._taps = tuple(taps)
         self._last = num_layers
-        self._layers = _find_layers(model, num_layers) if taps else nn.ModuleList()
+        self._layers = _layers(model, num_layers) if taps else nn.ModuleList()
 
     def empty(self, hidden: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
         """The features of no tokens."""
@@ -65,10 +66,10 @@ class Taps:
         return self._layers[self._last - 1].register_forward_hook(leaving)
 
 
-def _find_layers(model: Any, num_layers: int) -> nn.ModuleList:
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return module
-    raise ModelLoadError(
-        f"{type(model).__name__} has no list of {num_layers} layers to tap; use the torch target"
-    )
+def _layers(model: Any, num_layers: int) -> nn.ModuleList:
+    found = LayerList.of_model(model, num_layers)
+    if found is None:
+        raise ModelLoadError(
+            f"{type(model).__name__} has no list of {num_layers} layers to tap; use the torch target"
+        )
+    return found.layers
