@@ -37,7 +37,7 @@ SILENT = Display(lambda text, from_draft: None, live=False)
 def display_on(out: TextIO) -> Display:
     """Plain text for pipes and files; on a terminal, guessed text in a second colour unless NO_COLOR is set."""
     if not out.isatty():
-        return Display(lambda text, from_draft: _show(out, text), live=False)
+        return Display(lambda text, from_draft: _show(out, text), live=True)
     coloured = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     colour, reset = (_DRAFTED, _RESET) if coloured else ("", "")
 

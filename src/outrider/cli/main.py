@@ -54,6 +54,8 @@ def outrider() -> None:
 
 def main() -> int:
     """The console script: prepares the process, runs the command, returns its exit code."""
+    # torch's workers spin at their barriers; on a machine that is busy with other work that is ruinous.
+    os.environ.setdefault("GOMP_SPINCOUNT", "4000")
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     handler = logging.StreamHandler()

@@ -119,10 +119,10 @@ class Engine:
         sequence.timings = dataclasses.replace(sequence.timings, prefill_seconds=time.perf_counter() - begin)
 
     def _fork_of_sibling(self, sequence: Sequence) -> bool:
-        """Shares the prompt's cache of a running request with the same prompt (choices of n > 1)."""
+        """Shares the prompt's cache of a running request with an equal prompt, such as the choices of n > 1."""
         length = len(sequence.request.prompt) - 1
         for other in self._running[:-1]:
-            if length and other.request.prompt is sequence.request.prompt:
+            if length and other.request.prompt == sequence.request.prompt:
                 self._parts.target.fork(other.sequence_id, sequence.sequence_id, length)
                 self._parts.drafter.fork(other.sequence_id, sequence.sequence_id, length)
                 return True
