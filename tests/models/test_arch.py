@@ -121,8 +121,19 @@ def test_a_missing_key_is_named():
     ],
 )  # fmt: skip
 def test_a_sliding_window_is_refused(extra: dict[str, object]):
-    with pytest.raises(ModelLoadError, match="sliding_window 128 is below the 512 positions"):
-        Arch.from_config({**LLAMA, **extra})
+    with pytest.raises(UnsupportedArchitecture, match=r"SomeForCausalLM: sliding_window 128.*target='hf'"):
+        Arch.from_config({**LLAMA, **extra, "architectures": ["SomeForCausalLM"]})
+    with pytest.raises(
+        UnsupportedArchitecture, match="sliding_window 128 is below the 512 positions"
+    ) as said:
+        Arch.from_config({**LLAMA, **extra, "architectures": None})
+    assert str(said.value).startswith(str(extra.get("model_type", "llama")))
+
+
+@pytest.mark.parametrize("value", ["gptq", ["gptq"], 4])
+def test_a_quantization_config_that_is_no_table_is_named(value: object):
+    with pytest.raises(ModelLoadError, match="quantization_config must be a table of settings, not"):
+        Arch.from_config({**LLAMA, "quantization_config": value})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from outrider.core.protocols import Chunk
 from outrider.core.records import EMPTY_DRAFT, Context, RoundResult
@@ -192,6 +199,31 @@ def test_an_architecture_that_torch_does_not_compute_goes_to_hf_or_is_refused(tm
     with pytest.raises(UnsupportedArchitecture, match="model_type 'gpt2'"):
         load(str(tmp_path), target="torch")
     assert type(load(str(tmp_path))).__name__ == "HfTarget"
+
+
+def test_a_sliding_window_goes_to_hf_which_honours_it_or_is_refused_by_class(tmp_path: Path):
+    sizes = {k: getattr(CONFIG, k) for k in ("vocab_size", "hidden_size", "intermediate_size")}
+    config = MistralConfig(
+        **sizes, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, sliding_window=4,
+        max_position_embeddings=64, initializer_range=0.3,
+    )  # fmt: skip
+    torch.manual_seed(2)
+    model = MistralForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedArchitecture, match=r"MistralForCausalLM: sliding_window 4 .*target='hf'"):
+        load(str(tmp_path), target="torch")
+    target = load(str(tmp_path), dtype="float32")
+    assert type(target).__name__ == "HfTarget"
+    tokens = list(range(3, 15))
+    target.extend([Chunk(0, tokens[:-1])])
+    got = target.score([Context.of(tokens)], [EMPTY_DRAFT])[0].logits[0]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0, -1]
+        model.config.sliding_window = None
+        unbounded = model(torch.tensor([tokens])).logits[0, -1]
+    torch.testing.assert_close(got, expected, atol=5e-5, rtol=1e-4)
+    assert (unbounded - expected).abs().max() > 0.01
 
 
 def test_threads_are_set(folder: Path):

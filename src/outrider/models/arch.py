@@ -133,7 +133,10 @@ class Arch:
         max_positions = _count(keys, "context_length")
         window = keys.get("attention.sliding_window")
         if window is not None and _count(keys, "attention.sliding_window") < max_positions:
-            raise _window_error("attention.sliding_window", window, max_positions)
+            raise UnsupportedArchitecture(
+                f"{family}: attention.sliding_window {window!r} is below the {max_positions} positions of the model "
+                "and is not honoured from GGUF: use a folder of safetensors with target='hf'"
+            )
         vocab = keys.get("vocab_size") or len(metadata.get("tokenizer.ggml.tokens", ()))
         arch = Arch(
             family=family,
@@ -199,14 +202,12 @@ def _refuse_window(config: Mapping[str, Any], family: str, max_positions: int) -
     if not _flag(config, "use_sliding_window", default=family == "mistral" or types is not None):
         return
     if _count(config, "sliding_window") < max_positions:
-        raise _window_error("sliding_window", window, max_positions)
-
-
-def _window_error(key: str, window: object, max_positions: int) -> ModelLoadError:
-    return ModelLoadError(
-        f"{key} {window!r} is below the {max_positions} positions of the model and windows are not honoured: "
-        "use a model without one"
-    )
+        classes = config.get("architectures")
+        name = classes[0] if isinstance(classes, list) and classes else family
+        raise UnsupportedArchitecture(
+            f"{name}: sliding_window {window!r} is below the {max_positions} positions of the model, and the torch "
+            "target honours no windows: use target='hf'"
+        )
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
