@@ -182,8 +182,13 @@ def _refuse_foreign_maths(config: Mapping[str, Any]) -> None:
         raise UnsupportedArchitecture(
             f"hidden_act {act!r} is not supported by the torch target: use target='hf'"
         )
-    if config.get("quantization_config") is not None:
-        method = config["quantization_config"].get("quant_method", "unknown")
+    quantisation = config.get("quantization_config")
+    if quantisation is not None:
+        if not isinstance(quantisation, Mapping):
+            raise ModelLoadError(
+                f"quantization_config must be a table of settings, not {quantisation!r}: repair the model's config"
+            )
+        method = quantisation.get("quant_method", "unknown")
         raise UnsupportedArchitecture(
             f"quantization_config {method!r} is not supported: load the unquantised weights"
         )
