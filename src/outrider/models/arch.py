@@ -113,30 +113,13 @@ class Arch:
     @staticmethod
     def from_gguf(metadata: Mapping[str, Any], tensor_names: frozenset[str]) -> Arch:
         """Reads GGUF metadata; biases, norms and a tied head are told by which tensors the file holds."""
-        family = metadata.get("general.architecture")
-        if family not in _GGUF_FAMILIES:
-            raise UnsupportedArchitecture(
-                f"general.architecture {family!r} is not one of {', '.join(_GGUF_FAMILIES)}: convert the model to a "
-                "folder of safetensors and use target='hf'"
-            )
-        if "rope_freqs.weight" in tensor_names:
-            raise UnsupportedArchitecture(
-                "rope_freqs.weight (scaled rotary frequencies) is not read from GGUF: load the safetensors instead"
-            )
+        family = _gguf_family(metadata, tensor_names)
         keys = {key.removeprefix(f"{family}."): value for key, value in metadata.items()}
         heads = _count(keys, "attention.head_count")
         hidden = _count(keys, "embedding_length")
         head_dim = _count(keys, "attention.key_length", default=hidden // heads)
-        for key in ("rope.dimension_count", "attention.value_length"):
-            if _count(keys, key, default=head_dim) != head_dim:
-                raise UnsupportedArchitecture(f"{key} {keys[key]} differs from the head size {head_dim}")
         max_positions = _count(keys, "context_length")
-        window = keys.get("attention.sliding_window")
-        if window is not None and _count(keys, "attention.sliding_window") < max_positions:
-            raise UnsupportedArchitecture(
-                f"{family}: attention.sliding_window {window!r} is below the {max_positions} positions of the model "
-                "and is not honoured from GGUF: use a folder of safetensors with target='hf'"
-            )
+        _refuse_foreign_keys(keys, family, head_dim, max_positions)
         vocab = keys.get("vocab_size") or len(metadata.get("tokenizer.ggml.tokens", ()))
         arch = Arch(
             family=family,
@@ -158,6 +141,32 @@ class Arch:
             max_positions=max_positions,
         )
         return _checked(arch)
+
+
+def _gguf_family(metadata: Mapping[str, Any], tensor_names: frozenset[str]) -> str:
+    family = metadata.get("general.architecture")
+    if family not in _GGUF_FAMILIES:
+        raise UnsupportedArchitecture(
+            f"general.architecture {family!r} is not one of {', '.join(_GGUF_FAMILIES)}: convert the model to a "
+            "folder of safetensors and use target='hf'"
+        )
+    if "rope_freqs.weight" in tensor_names:
+        raise UnsupportedArchitecture(
+            "rope_freqs.weight (scaled rotary frequencies) is not read from GGUF: load the safetensors instead"
+        )
+    return str(family)
+
+
+def _refuse_foreign_keys(keys: Mapping[str, Any], family: str, head_dim: int, max_positions: int) -> None:
+    for key in ("rope.dimension_count", "attention.value_length"):
+        if _count(keys, key, default=head_dim) != head_dim:
+            raise UnsupportedArchitecture(f"{key} {keys[key]} differs from the head size {head_dim}")
+    window = keys.get("attention.sliding_window")
+    if window is not None and _count(keys, "attention.sliding_window") < max_positions:
+        raise UnsupportedArchitecture(
+            f"{family}: attention.sliding_window {window!r} is below the {max_positions} positions of the model "
+            "and is not honoured from GGUF: use a folder of safetensors with target='hf'"
+        )
 
 
 def _checked(arch: Arch) -> Arch:
