@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import struct
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -100,21 +98,6 @@ def hf_name(name: str) -> str:
         case ["blk", layer, part, kind] if part in _LAYER_NAMES:
             return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"
     return name
-
-
-def content_hash(path: str | Path) -> str:
-    """SHA-256 of a file's contents, hexadecimal; remembered as long as size and time of change stay."""
-    stat = Path(path).stat()
-    return _hash(str(Path(path).resolve()), stat.st_size, stat.st_mtime_ns)
-
-
-@lru_cache(maxsize=8)
-def _hash(path: str, size: int, changed: int) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _unpermuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
