@@ -22,6 +22,14 @@ def test_a_tree_knows_its_paths_depths_and_children() -> None:
     assert not TREE.is_chain
 
 
+def test_a_row_sees_the_pending_token_its_ancestors_and_itself() -> None:
+    for node in (None, *range(len(TREE))):
+        row = 0 if node is None else node + 1
+        assert list(np.flatnonzero(TREE.sees[row])) == [0, *(other + 1 for other in TREE.path(node))]
+    assert np.array_equal(TokenTree.chain([3, 4]).sees, np.tri(3, dtype=bool))
+    assert TokenTree((), ()).sees.tolist() == [[True]]
+
+
 def test_a_chain_is_a_tree() -> None:
     chain = TokenTree.chain([3, 4])
     assert chain.is_chain

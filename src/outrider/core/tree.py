@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class TokenTree:
@@ -58,6 +60,17 @@ class TokenTree:
     @cached_property
     def leaves(self) -> tuple[int, ...]:
         return tuple(node for node in range(len(self.tokens)) if not self.children[node + 1])
+
+    @cached_property
+    def sees(self) -> np.ndarray:  # bool [n + 1, n + 1]
+        """Whether a row sees the one of a column: the pending token, its ancestors and itself. Read only."""
+        sees = np.eye(len(self.tokens) + 1, dtype=bool)
+        sees[:, 0] = True
+        for node, parent in enumerate(self.parents):
+            if parent is not None:
+                sees[node + 1] |= sees[parent + 1]
+        sees.setflags(write=False)
+        return sees
 
     def path(self, node: int | None) -> tuple[int, ...]:
         """Nodes from the child of the pending token down to `node`, both included; empty for None."""

@@ -40,12 +40,8 @@ class TreeMasks:
 
     def of_tree(self, tree: TokenTree, past: int) -> torch.Tensor | dict[str, torch.Tensor]:
         """Additive masks [1, 1, n + 1, past + n + 1]: 0 where a row sees a key, the lowest number elsewhere."""
-        visible = torch.zeros(len(tree) + 1, past + len(tree) + 1, dtype=torch.bool)
-        visible[:, : past + 1] = True
-        for node, parent in enumerate(tree.parents):
-            if parent is not None:
-                visible[node + 1] = visible[parent + 1]
-            visible[node + 1, past + node + 1] = True
+        certain = torch.ones(len(tree) + 1, past, dtype=torch.bool)
+        visible = torch.cat([certain, torch.tensor(tree.sees)], dim=1)
         rows = torch.tensor([past, *(past + depth for depth in tree.depths)])
         keys = torch.cat([torch.arange(past), rows])
         masks = {}

@@ -63,11 +63,8 @@ def tree_segment(
     span = max(offsets) + 1
     cache.reserve(start + span)
     visible = torch.zeros(_grouped(len(offsets)), span, dtype=torch.bool)
-    visible[:, 0] = True
-    for node, parent in enumerate(tree.parents):
-        if parent is not None:
-            visible[node + 1] = visible[parent + 1]
-        visible[node + 1, offsets[node + 1]] = True
+    visible[:, 0] = True  # for padding rows too: a row that sees nothing is nan
+    visible[: len(offsets), offsets] = torch.tensor(tree.sees)
     mask = torch.full((len(visible), padded_length(start + span)), -math.inf, dtype=dtype)
     mask[:, :start] = 0.0
     mask[:, start : start + span].masked_fill_(visible, 0.0)
