@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 _REPLACEMENT = "\ufffd"  # what an incomplete or invalid UTF-8 sequence decodes to
@@ -66,13 +65,6 @@ class Detokenizer:
         return bool(last) and self._tokenizer.decode(self._window[:-1]) + last == self._text
 
 
-@dataclass(frozen=True)
-class StopHit:
-    """A stop string was completed; the first `keep` characters of the text precede it."""
-
-    keep: int
-
-
 class StopChecker:
     """Finds the earliest stop string in the text of a growing sequence.
 
@@ -117,15 +109,15 @@ class StopChecker:
         self._buffer.seek(start)
         return self._buffer.read(end - start)
 
-    def append(self, token_id: int) -> StopHit | None:
-        """Adds one token; a hit when it completes a stop string."""
+    def append(self, token_id: int) -> int | None:
+        """Adds one token. When it completes a stop string: how many characters of the text precede that one."""
         return self._add(self._detokenizer.append((token_id,)), tokens=1)
 
     def finish(self) -> None:
         """Adds what was held back as an incomplete character."""
         self._add(self._detokenizer.finish(), tokens=0)
 
-    def _add(self, new: str, tokens: int) -> StopHit | None:
+    def _add(self, new: str, tokens: int) -> int | None:
         self._num_tokens += tokens
         before = self._length
         self._buffer.seek(before)
@@ -138,12 +130,12 @@ class StopChecker:
             return None
         return self._search(recent, before + len(new) - len(recent), before) if new else None
 
-    def _search(self, recent: str, start: int, before: int) -> StopHit | None:
-        """The first match in `recent` (text from `start` on) ending after `before` and what is unsearched."""
+    def _search(self, recent: str, start: int, before: int) -> int | None:
+        """Where the first match in `recent` (text from `start` on) begins: one ending after `before`, `_unsearched`."""
         earliest = max(before, self._unsearched) + 1 - start  # where in `recent` a match may end
         found = [recent.find(stop, max(0, earliest - len(stop))) for stop in self._stop]
         hits = [index for index in found if index >= 0]
-        return StopHit(start + min(hits)) if hits else None
+        return start + min(hits) if hits else None
 
 
 class TextTracker:
@@ -157,10 +149,8 @@ class TextTracker:
     def append(self, token_id: int) -> bool:
         """Adds a token that is part of the text. True: it completed a stop string, and the text has ended."""
         assert self._end is None, "the text has ended"
-        hit = self._checker.append(token_id)
-        if hit is not None:
-            self._end = hit.keep
-        return hit is not None
+        self._end = self._checker.append(token_id)
+        return self._end is not None
 
     def append_stop_token(self, token_id: int) -> None:
         """Ends the text at an EOS or stop token, whose own text is not shown."""
