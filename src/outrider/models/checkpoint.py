@@ -17,14 +17,14 @@ _INDEX = "model.safetensors.index.json"
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The contents of config.json. Raises `ModelLoadError` when it is missing or not a JSON object."""
-    return _read_json(folder / "config.json")
+    return read_json(folder / "config.json")
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, shards in the order of the index. Raises `ModelLoadError`."""
     index = folder / _INDEX
     if index.is_file():
-        table = _read_json(index).get("weight_map")
+        table = read_json(index).get("weight_map")
         if not isinstance(table, dict) or not table:
             raise ModelLoadError(f"{index}: has no weight_map: download the file again")
         files = [folder / str(name) for name in dict.fromkeys(table.values())]
@@ -60,7 +60,8 @@ def read_state(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object of one file of a model folder. Raises `ModelLoadError` naming a file that holds none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

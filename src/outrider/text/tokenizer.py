@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tokenizers
 
 from outrider.errors import ModelLoadError, ParameterError
+from outrider.models.checkpoint import read_json
+from outrider.models.load import ModelSource, SourceKind
 from outrider.text.chat import ChatTemplate
-
-if TYPE_CHECKING:
-    from outrider.models.load import ModelSource
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _GGUF_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -171,7 +169,7 @@ def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int,
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
     """The tokenizer of a GGUF file or a model folder. Raises `ModelLoadError`."""
-    return _of_gguf(source.path) if source.kind.name == "GGUF" else _of_folder(source.path)
+    return _of_gguf(source.path) if source.kind is SourceKind.GGUF else _of_folder(source.path)
 
 
 def _of_gguf(path: Path) -> Tokenizer:
@@ -200,8 +198,8 @@ def _of_folder(folder: Path) -> Tokenizer:
     except Exception as error:  # the tokenizers library raises nothing narrower
         raise ModelLoadError(f"{path} is not a tokenizer: {error}") from None
     config = {
-        **_read_json(folder / "special_tokens_map.json"),
-        **_read_json(folder / "tokenizer_config.json"),
+        **_optional_json(folder / "special_tokens_map.json"),
+        **_optional_json(folder / "tokenizer_config.json"),
     }
     special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name))) is not None}
     file = folder / "chat_template.jinja"
@@ -229,22 +227,14 @@ def _by_transformers(folder: Path) -> Tokenizer:
 def _folder_eos(folder: Path) -> list[int]:
     """EOS ids of the generation configuration, else of the model's."""
     for name in ("generation_config.json", "config.json"):
-        value = _read_json(folder / name).get("eos_token_id")
+        value = _optional_json(folder / name).get("eos_token_id")
         if value is not None:
             return [value] if isinstance(value, int) else list(value)
     return []
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"{path} must hold a JSON object, not {type(content).__name__}")
-    return content
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
 
 
 def _token_text(value: Any) -> str | None:
