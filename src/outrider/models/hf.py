@@ -218,17 +218,7 @@ def _max_length(config: Any) -> int | None:
 
 
 def load_hf(
-    source: ModelSource,
-    *,
-    dtype: str = "auto",
-    device: str = "cpu",
-    threads: int | None = None,
-    taps: Sequence[int] = (),
+    source: ModelSource, *, dtype: str = "auto", device: str = "cpu", taps: Sequence[int] = ()
 ) -> HfTarget:
-    """Loads a folder or a GGUF file into a transformers model and wraps it. Raises `ModelLoadError`.
-
-    `threads` sets the intra-op threads of torch for the whole process.
-    """
-    if threads is not None:
-        torch.set_num_threads(threads)
+    """Loads a folder or a GGUF file into a transformers model and wraps it. Raises `ModelLoadError`."""
     return HfTarget(build_model(source, torch_dtype(source, dtype), torch.device(device)), taps)

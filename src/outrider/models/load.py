@@ -118,7 +118,7 @@ def load(
             _LOG.info("%s; taking the hf target", error)
     from outrider.models.hf import load_hf
 
-    return load_hf(source, dtype=dtype, device=device, threads=threads, taps=tuple(taps))
+    return load_hf(source, dtype=dtype, device=device, taps=taps)
 
 
 def torch_dtype(source: ModelSource, dtype: str) -> torch.dtype:
