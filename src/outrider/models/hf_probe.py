@@ -39,6 +39,7 @@ def check_rollback(target: HfTarget) -> int:
 def _check_rollback(target: HfTarget) -> int:
     fresh = HfCache()
     right, _ = target.rows(fresh, _TOKENS[0], TokenTree.chain(_TOKENS[1:]))
+    _check_finite(target, right)
     rewound = HfCache()
     wrong, _ = target.rows(rewound, _TOKENS[0], TokenTree.chain(_TOKENS[:0:-1]))
     rewound.keep(range(len(_TOKENS)))
@@ -50,6 +51,17 @@ def _check_rollback(target: HfTarget) -> int:
             f"{name}: its cache gives other results after a rewind; this model is not supported"
         )
     return int(right.shape[-1])
+
+
+def _check_finite(target: HfTarget, logits: torch.Tensor) -> None:
+    if bool(logits.isfinite().all()):
+        return
+    weights = target.model.state_dict().items()
+    broken = [name for name, weight in weights if not bool(weight.isfinite().all())]
+    place = f"weight {broken[0]} holds such numbers" if broken else "look for nan or inf in its configuration"
+    raise ModelLoadError(
+        f"{type(target.model).__name__}: its logits are not finite in {target.dtype}: {place}"
+    )
 
 
 @torch.no_grad()
