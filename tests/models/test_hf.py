@@ -161,6 +161,24 @@ def test_chunks_of_any_size_equal_one(name: str) -> None:
         assert close(scores.logits, plain(name, PROMPT)[-1:])
 
 
+def test_a_long_chunk_is_read_in_passes_of_bounded_width() -> None:
+    config = transformers.LlamaConfig(**{**SMALL, "max_position_embeddings": 1024})
+    torch.manual_seed(0)
+    held = transformers.LlamaForCausalLM(config).double().eval()
+    tokens = [(7 * i * i + i) % VOCAB for i in range(601)]
+    target = HfTarget.wrap(held, taps=(1,))
+    widths: list[int] = []
+    handle = held.model.layers[0].register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
+    [features] = target.extend([Chunk(0, tokens[:-1])])
+    handle.remove()
+    assert widths == [256, 256, 88]
+    assert target.cached_length(0) == 600
+    with torch.no_grad():
+        whole = held(input_ids=torch.tensor([tokens]), use_cache=False, output_hidden_states=True)
+    assert close(features[:, 0], whole.hidden_states[1][0, :-1])
+    assert close(score(target, tokens, TokenTree.chain(())).logits, whole.logits[0, -1:])
+
+
 @pytest.mark.parametrize("attention", [None, "eager"])
 def test_every_row_of_a_tree_equals_its_own_chain(name: str, attention: str | None) -> None:
     target = HfTarget.wrap(model(name, attention))
@@ -500,6 +518,23 @@ def test_a_prompt_beyond_the_context_is_refused() -> None:
     target.extend([Chunk(0, [1] * 60)])
     with pytest.raises(ParameterError, match="65 tokens"):
         target.extend([Chunk(0, [1] * 5)])
+
+
+def test_weights_that_are_not_finite_are_named() -> None:
+    held = copy.deepcopy(model("llama"))
+    held.model.layers[1].mlp.up_proj.weight.data[3, 2] = float("nan")
+    with pytest.raises(
+        ModelLoadError, match=r"LlamaForCausalLM.*not finite.*model\.layers\.1\.mlp\.up_proj\.weight"
+    ) as said:
+        HfTarget.wrap(held)
+    assert "rewind" not in str(said.value)
+
+
+def test_numbers_of_a_configuration_that_are_not_finite_are_told_from_a_failing_rewind() -> None:
+    held = copy.deepcopy(model("llama"))
+    held.model.norm.variance_epsilon = float("nan")
+    with pytest.raises(ModelLoadError, match=r"LlamaForCausalLM.*not finite.*configuration"):
+        HfTarget.wrap(held)
 
 
 def test_a_row_of_nan_is_passed_through() -> None:

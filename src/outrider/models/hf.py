@@ -20,6 +20,9 @@ from outrider.models.hf_probe import check_rollback, takes_tree_masks
 from outrider.models.hf_taps import Taps
 from outrider.models.load import ModelSource, torch_dtype
 
+_PREFILL_ROWS = (
+    256  # rows per pass of `extend`: bounds activations, and logits where a model gives all of them
+)
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 
 
@@ -79,14 +82,16 @@ class HfTarget:
 
     def _extend(self, chunk: Chunk) -> torch.Tensor | None:
         cache = self._open(chunk.sequence_id)
-        tokens = list(chunk.tokens)
-        if not tokens:
-            return self._taps.empty(self.hidden_size, self.dtype, self.device)
         cache.drop_scratch()
         skip_head = {"logits_to_keep": 1} if "logits_to_keep" in self._accepts else {}
-        _, features = self._forward(cache, tokens, skip_head)
-        cache.keep(range(len(tokens)))
-        return features
+        parts = [self._taps.empty(self.hidden_size, self.dtype, self.device)]
+        for start in range(0, len(chunk.tokens), _PREFILL_ROWS):
+            tokens = list(chunk.tokens[start : start + _PREFILL_ROWS])
+            _, features = self._forward(cache, tokens, skip_head)
+            cache.keep(range(len(tokens)))
+            parts.append(features)
+        tapped = [part for part in parts if part is not None]
+        return torch.cat(tapped) if tapped else None
 
     @torch.no_grad()
     def score(self, contexts: Sequence[Context], drafts: Sequence[Draft]) -> list[Scores]:
