@@ -13,6 +13,7 @@ import torch
 
 from outrider.core.protocols import TargetModel
 from outrider.errors import ConfigError, ModelLoadError, nearest
+from outrider.models import hub
 from outrider.models.arch import Arch, UnsupportedArchitecture
 from outrider.models.checkpoint import read_config, read_state, weight_files
 from outrider.models.gguf import GGUFFile
@@ -28,7 +29,6 @@ _DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-_HUB_FILES = ["*.json", "*.safetensors", "*.gguf", "*.jinja", "*.txt", "*.model"]
 
 
 class SourceKind(Enum):
@@ -48,6 +48,7 @@ class ModelSource:
 def resolve(model: str, *, revision: str | None = None) -> ModelSource:
     """Finds `model`: an embedded name, a .gguf file, a folder, or a hub id (`owner/name`, at `revision`).
 
+    A hub id is taken from the local hub cache, or else downloaded into it unless HF_HUB_OFFLINE is set.
     Raises `ModelLoadError` in one line: what was looked for, and what to do.
     """
     if not model:
@@ -70,7 +71,7 @@ def resolve(model: str, *, revision: str | None = None) -> ModelSource:
             f"unknown model {model!r}{nearest(model, _EMBEDDED)}; known: {', '.join(_EMBEDDED)}, a .gguf file, "
             "a folder, or a hub id like owner/name"
         )
-    return _folder(model, _hub_snapshot(model, revision))
+    return _folder(model, hub.snapshot(model, revision))
 
 
 def load_arch(source: ModelSource) -> Arch:
@@ -193,27 +194,3 @@ def _folder(name: str, path: Path) -> ModelSource:
             )
     weight_files(path)
     return ModelSource(name, SourceKind.FOLDER, path)
-
-
-def _hub_snapshot(model: str, revision: str | None) -> Path:
-    """The local snapshot of a hub id: downloaded unless HF_HUB_OFFLINE is set or it is already complete."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    at = f" at revision {revision!r}" if revision else ""
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_FILES))
-    except HFValidationError:
-        raise ModelLoadError(
-            f"{model!r} is no file, no folder and no hub id (owner/name): check the name"
-        ) from None
-    except LocalEntryNotFoundError:
-        raise ModelLoadError(
-            f"{model!r}{at} is not in the local hub cache and the hub cannot be reached: download it where there is "
-            "a network, or give a folder"
-        ) from None
-    except (RepositoryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelLoadError(
-            f"{model!r}{at} cannot be fetched from the hub ({reason}): check name and access"
-        ) from None
