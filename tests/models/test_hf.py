@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import tokenizers
 import torch
 import transformers
 
+import outrider
 from outrider import LLM, SamplingParams
 from outrider.core.protocols import Chunk, LayeredTarget
 from outrider.core.records import Context, Draft, RoundResult, Scores
@@ -595,16 +597,33 @@ def test_an_architecture_becomes_the_configuration_it_was_read_from(family: str)
     assert dataclasses.asdict(back) == dataclasses.asdict(arch)
 
 
+def distinct_prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    """64 texts, no two alike: ours, then questions of Spec-Bench where its folder is given, else our own modules."""
+    chats = [prompt["messages"] for prompt in json.loads(PROMPTS.read_text())]
+    folder = os.environ.get("OUTRIDER_PROMPTS")
+    if folder:
+        lines = (Path(folder) / "spec_bench.jsonl").read_text().splitlines()
+        turns = [json.loads(line)["turns"][0] for line in lines[:: len(lines) // (64 - len(chats))]]
+        chats += [[{"role": "user", "content": turn}] for turn in turns]
+        prompts = [tokenizer.chat(messages).token_ids for messages in chats]
+    else:
+        modules = sorted(Path(outrider.__file__).parent.rglob("[a-z]*.py"))
+        prompts = [tokenizer.chat(messages).token_ids for messages in chats]
+        prompts += [tokenizer.encode(path.read_text()) for path in modules]
+    cut = dict.fromkeys(tuple(tokens[:72]) for tokens in prompts)
+    return [list(tokens) for tokens in cut][:64]
+
+
 @pytest.mark.model
-def test_smollm2_logits_equal_the_torch_target_on_64_prompts() -> None:
+def test_smollm2_logits_equal_the_torch_target_on_64_prompts(
+    record_property: Callable[[str, object], None],
+) -> None:
     from outrider.models.load import load, resolve
     from outrider.text import load_tokenizer
 
     source = resolve("smollm2-135m")
     targets = [load(source, target=kind, dtype="float32") for kind in ("hf", "torch")]
-    tokenizer = load_tokenizer(source)
-    ids = [tokenizer.chat(prompt["messages"]).token_ids for prompt in json.loads(PROMPTS.read_text())]
-    prompts = [tokens[:length] for length in (32, 48, 64) for tokens in ids][:64]
+    prompts = distinct_prompts(load_tokenizer(source))
     assert len(prompts) == 64
     worst = 0.0
     for sequence_id, tokens in enumerate(prompts):
@@ -616,4 +635,6 @@ def test_smollm2_logits_equal_the_torch_target_on_64_prompts() -> None:
             rows.append(target.score([context(tokens[: half + 1], sequence_id)], [chain])[0].logits)
             target.release(sequence_id)
         worst = max(worst, float((rows[0] - rows[1]).abs().max()))
+    record_property("largest_difference", worst)
+    print(f"64 prompts, {sum(map(len, prompts))} tokens: logits differ by at most {worst:.3g}")
     assert worst < 2e-4
