@@ -10,6 +10,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.drafters.lookup import NgramDrafter
 from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
+from outrider.testing.scripted import ScriptedDrafter
 from outrider.testing.toy import ToyTarget
 
 
@@ -101,3 +102,23 @@ def test_a_broken_row_fails_its_request_alone() -> None:
     assert bad.token_ids == ()
     assert "NaN" in (bad.error or "")
     assert target.cached_length(2) == 0
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_a_row_without_a_law_is_only_missed_by_a_text_that_needs_it(guarantee: Guarantee, depth: int) -> None:
+    """After the end of a text nothing is asked; before it, what plain decoding had written stays."""
+    nan = float("nan")
+    sure = {1: (0, 0, 1, 0), 2: (0, 0, 0, 1)}  # 1 is followed by 2, 2 by 3, and after 3 the model is broken
+    table = {(): (0.25,) * 4, **{(t,): row for t, row in sure.items()}, (3,): (nan,) * 4}
+    for stop_ids, reason in (((3,), FinishReason.STOP), ((), FinishReason.ABORT)):
+        target = ToyTarget.from_table(table)
+        drafter = ScriptedDrafter({1: (1, 2, 3, 0, 0, 0)}, vocab_size=4)
+        parts = Parts(target, drafter, RuleBook(), FixedController(Budget(depth, depth)), depth)
+        engine = Engine(parts)
+        sampling = SamplingParams(temperature=1.0, max_tokens=9, stop_token_ids=stop_ids)
+        sequence = engine.submit(Request(1, (1,), sampling, seed=1, guarantee=guarantee))
+        run_to_end(engine, [sequence])
+        assert sequence.token_ids == (2, 3)
+        assert sequence.finish_reason is reason
+        assert (sequence.error is None) == (reason is FinishReason.STOP)

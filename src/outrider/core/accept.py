@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,11 @@ class NoiseMatch:
         accepted: list[int] = []
         row = 0
         while True:
-            token = noise.argmax(laws(row), Place(len(accepted), row))
+            try:
+                law = laws(row)
+            except ScoreError as error:
+                return _without_next(accepted, error)
+            token = noise.argmax(law, Place(len(accepted), row))
             child = next((node for node in nodes.children[row] if nodes.tokens[node] == token), None)
             if child is None:
                 return Verdict(tuple(accepted), token)
@@ -49,7 +53,10 @@ class TokenLevel:
         accepted: list[int] = []
         row = 0
         while True:
-            target = laws(row).probs
+            try:
+                target = laws(row).probs
+            except ScoreError as error:
+                return _without_next(accepted, error)
             for proposal in proposals(draft, row):
                 ratio = proposal.ratio(target)
                 if noise.accept(ratio, Place(len(accepted), proposal.node + 1)):
@@ -90,7 +97,10 @@ class Block:
         return self._stop(0, 1.0, chain, laws, noise)
 
     def _stop(self, length: int, weight: float, chain: list[Proposal], laws: Laws, noise: Noise) -> Verdict:
-        target = laws(length).probs
+        try:
+            target = laws(length).probs
+        except ScoreError as error:
+            return _without_next(range(length), error)
         if length < len(chain):
             target = _normalised(chain[length].residual(weight, target), otherwise=target)
         return Verdict(tuple(range(length)), noise.choose(target, Place(length, length)))
@@ -111,10 +121,9 @@ class Traversal:
         """The verdict if some node at or below this row is accepted, given that the row is worth `weight`."""
         try:
             target = laws(row).probs
-        except ScoreError:
-            if row == 0 or noise.accept(weight, Place(len(path) - 1, row)):
-                raise  # the text leads here
-            return None
+        except ScoreError as error:
+            leads_here = row == 0 or noise.accept(weight, Place(len(path) - 1, row))
+            return _without_next(path, error) if leads_here else None
         for proposal in proposals(draft, row):
             child_weight = min(1.0, weight * proposal.ratio(target, cap=np.inf))
             if child_weight > 0.0:
@@ -180,6 +189,13 @@ def _without_replacement(
         remaining = remaining.copy()
         remaining[tokens[node]] = 0.0
         remaining = _normalised(remaining, otherwise=remaining)
+
+
+def _without_next(accepted: Sequence[int], error: ScoreError) -> Verdict:
+    """The verdict where the text leads to a row without a law; raises where that is the first row."""
+    if not accepted:
+        raise error
+    return Verdict(tuple(accepted), None)
 
 
 def _survival(mass: float, weight: float) -> float:

@@ -169,10 +169,14 @@ class Scores:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A rule's answer: the accepted nodes from the root down, then the one token that follows them."""
+    """A rule's answer: the accepted nodes from the root down, then the one token that follows them.
+
+    `next_token` is None where the row after the last accepted node has no law: the text needs that row only if it
+    does not end before.
+    """
 
     accepted: tuple[int, ...]
-    next_token: int
+    next_token: int | None
 
 
 class FinishReason(str, Enum):

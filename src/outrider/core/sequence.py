@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from outrider.core.law import NodeLaw
 from outrider.core.logprobs import token_logprob
 from outrider.core.noise import RoundNoise
@@ -24,6 +26,7 @@ from outrider.core.records import (
     Verdict,
 )
 from outrider.core.target_law import TargetLaw
+from outrider.errors import ScoreError
 
 
 class TextTracker(Protocol):
@@ -143,7 +146,9 @@ class Sequence:
 
     def append(self, draft: Draft, verdict: Verdict, scores: Scores) -> RoundResult:
         """Makes the verdict's tokens certain, up to the first that ends the text."""
-        wanted = (*(draft.nodes.tokens[node] for node in verdict.accepted), verdict.next_token)
+        wanted = [draft.nodes.tokens[node] for node in verdict.accepted]
+        if verdict.next_token is not None:
+            wanted.append(verdict.next_token)
         rows = (0, *(node + 1 for node in verdict.accepted))
         top = self.request.sampling.logprobs
         emitted: list[int] = []
@@ -155,6 +160,8 @@ class Sequence:
             if self.finish_reason is not None:
                 break
         self.law.append(emitted)
+        if verdict.next_token is None and self.finish_reason is None:
+            self._fail_at(scores.logits[rows[-1]])
         accepted = verdict.accepted[: len(emitted)]
         self._counters.add(draft, len(accepted), len(emitted))
         features = scores.features
@@ -165,9 +172,17 @@ class Sequence:
         )
 
     def fail(self, error: Exception) -> None:
-        """Ends this request without emitting anything; its neighbours go on."""
+        """Ends this request; what it has emitted stays, its neighbours go on."""
         self.error = str(error)
         self.abort()
+
+    def _fail_at(self, row: torch.Tensor) -> None:  # [vocab]
+        """Fails with the reason why this row, which the text now needs, has no law."""
+        try:
+            self.law.node(row, ())
+        except ScoreError as error:
+            self.fail(error)
+        assert self.finish_reason is not None, "a row that had no law has one now"
 
     def abort(self) -> None:
         """Ends the request between rounds; what is certain stays."""

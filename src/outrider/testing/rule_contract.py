@@ -198,4 +198,5 @@ def _emitted(rule: AcceptanceRule, draft: Draft, laws: Laws, noise: Noise, what:
     path = draft.nodes.path(verdict.accepted[-1]) if verdict.accepted else ()
     assert verdict.accepted == path, f"{what}: accepted nodes {verdict.accepted} are not a path"
     assert rule.judge(draft, laws, noise) == verdict, f"{what}: judge is not pure, a second call differs"
+    assert verdict.next_token is not None, f"{what}: every row has a law, so a token follows"
     return (*(draft.nodes.tokens[node] for node in path), verdict.next_token)
