@@ -172,8 +172,8 @@ def test_a_config_that_contradicts_the_weights_is_named(folder: Path):
         ({"device": "tpu9"}, "device 'tpu9' is unknown"),
         ({"device": "meta"}, "device 'meta' is not supported"),
         ({"device": "cuda:99"}, "not on this machine"),
-        ({"threads": 0}, "threads must be a whole number above 0, not 0"),
-        ({"threads": True}, "threads must be a whole number above 0, not True"),
+        ({"threads": 0}, "threads must be a whole number from 1 to 4096, not 0"),
+        ({"threads": True}, "threads must be a whole number from 1 to 4096, not True"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_the_choices(folder: Path, options: dict[str, object], said: str):

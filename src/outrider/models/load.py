@@ -51,14 +51,20 @@ def resolve(model: str, *, revision: str | None = None) -> ModelSource:
     A hub id is taken from the local hub cache, or else downloaded into it unless HF_HUB_OFFLINE is set.
     Raises `ModelLoadError` in one line: what was looked for, and what to do.
     """
+    if not isinstance(model, str):
+        raise ModelLoadError(f"a model is named by a text, not by {model!r}")
     if not model:
         raise ModelLoadError(
             "the model name is empty: give a name such as 'smollm2-135m', a file, folder or hub id"
         )
     if model in _EMBEDDED:
         return ModelSource(model, SourceKind.GGUF, _embedded_file(model))
-    path = Path(model).expanduser()
-    if path.is_file():
+    try:
+        path = Path(model).expanduser()
+        exists = path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ModelLoadError(f"{model[:80]!r} cannot be a path ({error!s:.60}): check the name") from None
+    if exists and path.is_file():
         if path.suffix != ".gguf":
             raise ModelLoadError(f"{model}: is not a .gguf file: give one, or the folder of a model")
         return ModelSource(path.stem, SourceKind.GGUF, path)
@@ -154,7 +160,7 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise ConfigError(f"device {name!r} is unknown: use 'cpu' or 'cuda'") from None
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {name!r} is not supported: use 'cpu' or 'cuda'")
@@ -166,8 +172,8 @@ def _device(name: str) -> torch.device:
 def _set_threads(threads: int | None) -> None:
     if threads is None:
         return
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise ConfigError(f"threads must be a whole number above 0, not {threads!r}")
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 4096:
+        raise ConfigError(f"threads must be a whole number from 1 to 4096, not {threads!r}")
     torch.set_num_threads(threads)
 
 
