@@ -101,3 +101,15 @@ def test_smollm2_logits_equal_the_torch_target_on_64_prompts(
     record_property("largest_difference", worst)
     print(f"64 prompts, {sum(map(len, prompts))} tokens: logits differ by at most {worst:.3g}")
     assert worst < 2e-4
+
+
+@pytest.mark.parametrize("missing", ["model.layers.0.mlp.up_proj.weight", "model.norm.weight"])
+def test_a_folder_that_lacks_a_weight_is_refused_by_its_name(tmp_path: Path, missing: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model("qwen2").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights[missing]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=missing):
+        load_hf(folder(tmp_path), dtype="float32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from outrider.models.load import ModelSource, torch_dtype
 _PREFILL_ROWS = (
     256  # rows per pass of `extend`: bounds activations, and logits where a model gives all of them
 )
+logger = logging.getLogger("outrider")
+
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 
 
@@ -41,11 +44,8 @@ class HfTarget:
     def __init__(self, model: Any, taps: Sequence[int] = ()) -> None:
         """Raises `ModelLoadError` naming the class when the model's cache cannot be rewound exactly."""
         check_rewindable(model)
-        if model.training:
-            raise ModelLoadError(
-                f"{type(model).__name__} is in training mode, where dropout is active: call .eval()"
-            )
         self.model = model
+        self._check_mode()
         self._accepts = _accepted_arguments(model)
         self._config = model.config.get_text_config(decoder=True)
         self.num_layers: int = self._config.num_hidden_layers
@@ -59,7 +59,7 @@ class HfTarget:
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.hidden_size: int = self._config.hidden_size
-        self.max_length = _max_length(self._config)
+        self.max_length = _shorter(_max_length(self._config), _rope_switch(self._config))
         self.masks = TreeMasks.of_config(self._config, self.dtype, self.device)
         self.vocab_size = check_rollback(self)
         self.supports_trees = "position_ids" in self._accepts and takes_tree_masks(self)
@@ -194,7 +194,14 @@ class HfTarget:
             logits = self._run(cache, tokens, options)
         return logits, listener.features()
 
+    def _check_mode(self) -> None:
+        if self.model.training:
+            raise ModelLoadError(
+                f"{type(self.model).__name__} is in training mode, where dropout is active: call .eval()"
+            )
+
     def _run(self, cache: HfCache, tokens: Sequence[int], options: Mapping[str, Any]) -> torch.Tensor:
+        self._check_mode()  # the caller holds the model and may have changed it since
         ids = torch.tensor([tokens], device=self.device)
         if "position_ids" in self._accepts and "position_ids" not in options:
             positions = torch.arange(cache.length, cache.length + len(tokens), device=self.device)
@@ -213,6 +220,32 @@ def _accepted_arguments(model: Any) -> frozenset[str]:
             f"{type(model).__name__} takes no cache of keys and values, so it cannot be rewound"
         )
     return names
+
+
+def _rope_switch(config: Any) -> int | None:
+    """The length up to which every forward turns positions alike, None where all lengths do.
+
+    Longrope has two sets of factors and picks one by the highest position of a whole forward: past its original length
+    a draft would change the rows before it, so no text is written there. Raises `ModelLoadError` without a length.
+    """
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    tables = [rope, *(table for table in rope.values() if isinstance(table, dict))]
+    for table in tables:
+        if "longrope" in (table.get("rope_type"), table.get("type")):
+            length = table.get("original_max_position_embeddings")
+            length = length or getattr(config, "original_max_position_embeddings", None)
+            if not isinstance(length, int):
+                raise ModelLoadError(
+                    "a longrope model without original_max_position_embeddings: add it to the config"
+                )
+            logger.warning("longrope changes its factors after %d tokens: texts end there", length)
+            return length
+    return None
+
+
+def _shorter(first: int | None, second: int | None) -> int | None:
+    lengths = [length for length in (first, second) if length is not None]
+    return min(lengths, default=None)
 
 
 def _max_length(config: Any) -> int | None:

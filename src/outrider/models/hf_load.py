@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,11 @@ def _of_gguf(source: ModelSource, dtype: torch.dtype) -> Any:
 
     config = config_of(load_arch(source))
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return kind.from_pretrained(None, config=config, state_dict=load_state(source), dtype=dtype)
+    return _complete(
+        kind.from_pretrained(
+            None, config=config, state_dict=load_state(source), dtype=dtype, output_loading_info=True
+        )
+    )
 
 
 def _of_folder(source: ModelSource, dtype: torch.dtype) -> Any:
@@ -42,9 +46,25 @@ def _of_folder(source: ModelSource, dtype: torch.dtype) -> Any:
     if config.is_encoder_decoder:
         name = (config.architectures or [type(config).__name__])[0]
         raise ModelLoadError(f"{name} is an encoder-decoder model; use a decoder-only (causal) model")
-    return AutoModelForCausalLM.from_pretrained(
-        source.path, config=config, dtype=dtype, local_files_only=True
+    return _complete(
+        AutoModelForCausalLM.from_pretrained(
+            source.path, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
     )
+
+
+def _complete(loaded: tuple[Any, Mapping[str, Any]]) -> Any:
+    """The model of a load that found every weight; transformers fills what is missing with random numbers."""
+    model, report = loaded
+    for problem in ("missing_keys", "mismatched_keys"):
+        names = sorted(str(name) for name in report.get(problem, ()))
+        if names:
+            kind = problem.split("_")[0]
+            raise ModelLoadError(
+                f"the checkpoint does not fit {type(model).__name__}: {kind} {names[0]} ({len(names)} in all); "
+                "download it again"
+            )
+    return model
 
 
 @contextmanager
