@@ -59,6 +59,16 @@ def test_the_caller_s_settings_are_left_as_they_are() -> None:
         ({"method": ["ngram", "ngram"]}, "names each drafter once"),
         ({"method": ["ngram", "none"]}, "not 'none'"),
         ({"method": 3}, "method"),
+        ({"method": [None]}, "method must be a name"),
+        ({3: 4}, "unknown key 3"),
+        ({"method": "ngram", "guarantee": None}, "guarantee must be one of"),
+        ({"method": "ngram", "num_speculative_tokens": 10**8}, "at most 1024"),
+        ({"model": "m", "topk": 5000}, "at most 1024"),
+        ({"num_speculative_tokens_per_batch_size": [[1, 4, 2]]}, "method is 'none'"),
+        (
+            {"method": "ngram", "num_speculative_tokens_per_batch_size": [[1, 4, 10**9]]},
+            "[[start, end, K], ...]",
+        ),
         ({"model": "m", "num_steps": 3, "num_speculative_tokens": 4}, "contradicts"),
         (
             {"model": "m", "topk": 2, "rejection_sample_method": "block", "guarantee": "same_distribution"},

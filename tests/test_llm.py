@@ -8,7 +8,7 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 
 from outrider import LLM, SamplingParams, generate_with
-from outrider.errors import ConfigError, GenerationError, ParameterError
+from outrider.errors import ConfigError, GenerationError, ParameterError, ScoreError
 from outrider.testing.toy import ToyTarget
 from outrider.text import Tokenizer
 
@@ -315,3 +315,51 @@ def test_settings_of_a_draft_that_is_loaded_already_are_refused() -> None:
     config = {"method": "draft_model", "model": target.imitation(0.1), "draft_dtype": "bfloat16"}
     with pytest.raises(ConfigError, match="draft_dtype has no effect"):
         LLM.from_parts(target, tokenizer(), speculative_config=config)
+
+
+def failing_once(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, error: BaseException, call: str = "score"
+) -> None:
+    """The target's next `call` raises; later ones work."""
+    working = getattr(llm.target, call)
+
+    def broken(*arguments: object) -> object:
+        monkeypatch.setattr(llm.target, call, working)
+        raise error
+
+    monkeypatch.setattr(llm.target, call, broken)
+
+
+def test_a_stream_that_another_call_s_failure_ended_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = llm_of()
+    stream = llm.stream("w3 w4", GREEDY)
+    next(stream)
+    failing_once(llm, monkeypatch, RuntimeError("out of memory"))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        llm.generate("w5", GREEDY)
+    with pytest.raises(ScoreError, match="out of memory"):
+        list(stream)
+    assert llm.generate("w5", GREEDY)[0].finish_reason in ("stop", "length")
+
+
+def test_a_stream_that_another_call_s_interruption_ended_has_a_last_delta(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = llm_of()
+    stream = llm.stream("w3 w4", GREEDY)
+    next(stream)
+    failing_once(llm, monkeypatch, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("w5", GREEDY)
+    assert [delta.finish_reason for delta in stream] == ["abort"]
+
+
+def test_a_prompt_that_cannot_be_read_ends_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = llm_of()
+    expected = llm.generate("w3 w4", GREEDY)[0].text
+    stream = llm.stream("w3 w4", GREEDY)
+    first = next(stream)
+    failing_once(llm, monkeypatch, RuntimeError("out of memory"), "extend")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        llm.generate("w5 w6", GREEDY)
+    assert first.text + "".join(delta.text for delta in stream) == expected

@@ -32,6 +32,9 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     "topk": ("draft_model", "self_draft"),
     "tree_budget": ("draft_model", "self_draft"),
 }
+MOST_DRAFTED = 1024
+"""No draft is deeper, wider or larger than this: far beyond what any target scores at a profit."""
+_DRAFT_SIZES = ("num_speculative_tokens", "num_steps", "topk", "tree_budget")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "draft_sample_method": ("probabilistic", "greedy"),
     "guarantee": ("same_text", "same_distribution"),
@@ -69,6 +72,8 @@ class SpeculativeConfig:
         if not isinstance(self.method, (str, list, tuple)):
             raise ConfigError(f"method must be a name or a list of names, not {self.method!r}")
         methods = (self.method,) if isinstance(self.method, str) else tuple(self.method)
+        if any(not isinstance(name, str) for name in methods):
+            raise ConfigError(f"method must be a name or a list of names, not {self.method!r}")
         object.__setattr__(self, "method", methods[0] if len(methods) == 1 else methods)
         self._check_methods()
         self._check_values()
@@ -114,6 +119,13 @@ class SpeculativeConfig:
         return 8 if "ngram" in self.methods else 4
 
     @property
+    def longest(self) -> int:
+        """The deepest draft of any batch size."""
+        return max(
+            self.depth, *(depth for _, _, depth in self.num_speculative_tokens_per_batch_size or ()), 0
+        )
+
+    @property
     def children(self) -> int:
         """Children per expanded node: 1 drafts chains."""
         if self.topk is not None:
@@ -129,8 +141,6 @@ class SpeculativeConfig:
         if not self.methods:
             raise ConfigError("method is an empty list; use 'none' for plain decoding")
         for name in self.methods:
-            if not isinstance(name, str):
-                raise ConfigError(f"method must be a name or a list of names, not {name!r}")
             if name in FUTURE_METHODS:
                 raise ConfigError(
                     f"method {name!r} is not supported yet; available: {', '.join(BUILT_IN_METHODS)}"
@@ -144,11 +154,15 @@ class SpeculativeConfig:
         for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "assistant_early_exit",
                      "num_steps", "topk", "tree_budget", "max_model_len"):  # fmt: skip
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
+            if name in _DRAFT_SIZES and value > MOST_DRAFTED:
+                raise ConfigError(f"{name} must be at most {MOST_DRAFTED}, not {value!r:.40}")
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value is not None and value not in choices:
+            if (value is not None or name == "guarantee") and value not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
         if self.skip_layers is not None:
             object.__setattr__(self, "skip_layers", _layer_list(self.skip_layers))
@@ -167,6 +181,10 @@ class SpeculativeConfig:
             raise ConfigError("method 'draft_model' needs 'model': the draft's hub id, folder or file")
         if self.methods == ("none",) and self.num_speculative_tokens is not None:
             raise ConfigError("num_speculative_tokens needs a method that drafts; method is 'none'")
+        if self.methods == ("none",) and self.num_speculative_tokens_per_batch_size is not None:
+            raise ConfigError(
+                "num_speculative_tokens_per_batch_size needs a method that drafts; method is 'none'"
+            )
 
     def _check_contradictions(self) -> None:
         if "self_draft" in self.methods and (self.assistant_early_exit is None) == (self.skip_layers is None):
@@ -216,7 +234,7 @@ def _schedule(value: Any) -> tuple[tuple[int, int, int], ...]:
         if not isinstance(entry, Sequence) or len(entry) != 3 or any(type(v) is not int for v in entry):
             raise ConfigError(message)
         start, end, depth = entry
-        if not (1 <= start <= end and depth >= 0) or (rows and start <= rows[-1][1]):
+        if not (1 <= start <= end and 0 <= depth <= MOST_DRAFTED) or (rows and start <= rows[-1][1]):
             raise ConfigError(message)
         rows.append((start, end, depth))
     return tuple(rows)

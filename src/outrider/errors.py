@@ -45,7 +45,7 @@ class GenerationError(OutriderError):
         self.completions = completions
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: object, known: Iterable[str]) -> str:
     """A hint for a misspelt name: `; did you mean 'x'?`, or nothing when none is near."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean {found[0]!r}?" if found else ""

@@ -84,7 +84,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     """The prompts as a list, and whether the caller passed a single one."""
     if isinstance(prompts, str):
         return [prompts], True
-    if not isinstance(prompts, Sequence):
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Sequence):
         raise ParameterError(f"a prompt is a text or a list of token ids, not {type(prompts).__name__}")
     if prompts and all(isinstance(p, int) and not isinstance(p, bool) for p in prompts):
         return [list(prompts)], True  # type: ignore[arg-type]

@@ -173,7 +173,7 @@ class LLM:
                 drafter=drafter,
                 rules=RuleBook(None if method is None else RejectionMethod(method)),
                 controller=_controller(config),
-                num_spec_tokens=config.depth,
+                num_spec_tokens=config.longest,
             )
         )
 
@@ -275,7 +275,8 @@ def _controller(config: SpeculativeConfig) -> Controller:
     schedule = config.num_speculative_tokens_per_batch_size
     if schedule is None:
         return FixedController(budget)
-    return BatchSizeController(tuple((first, last, depth) for first, last, depth in schedule), budget)
+    rows = tuple((first, last, depth) for first, last, depth in schedule)
+    return BatchSizeController(rows, budget, config.tree_budget)
 
 
 __all__ = ["LLM", "Delta", "generate_with"]

@@ -28,7 +28,10 @@ class Delta:
 
 
 class TextStream(Iterator[Delta]):
-    """Iterates over deltas; `completion` holds the whole once it has ended or was aborted."""
+    """Iterates over deltas; `completion` holds the whole once it has ended or was aborted.
+
+    Raises `ScoreError` where the text could not go on.
+    """
 
     def __init__(
         self, engine: Engine, sequence: Sequence, complete: Callable[[Sequence], Completion]
@@ -38,6 +41,7 @@ class TextStream(Iterator[Delta]):
         self._complete = complete
         self._read = 0
         self._ready: list[Delta] = []
+        self._ended = False
         # A stream that is dropped half-way must not go on being written beside later requests.
         weakref.finalize(self, engine.drop, sequence).atexit = False
 
@@ -49,8 +53,12 @@ class TextStream(Iterator[Delta]):
                 return self._ready.pop(0)
             if self._sequence.error is not None:
                 raise ScoreError(self._sequence.error)
-            if self._sequence.finish_reason is not None:
+            reason = self._sequence.finish_reason
+            if reason is not None and self._ended:
                 raise StopIteration
+            if reason is not None:  # ended without a token of its own: interrupted in another request's round
+                self._ended = True
+                return Delta("", (), False, reason.value)
             self._engine.step()
 
     @property
@@ -61,7 +69,7 @@ class TextStream(Iterator[Delta]):
     def abort(self) -> Completion:
         """Ends the request where it stands and frees its caches; what is certain stays in the completion."""
         self._engine.abort(self._sequence)
-        self._read, self._ready = len(self._sequence.pieces), []
+        self._read, self._ready, self._ended = len(self._sequence.pieces), [], True
         return self.completion
 
     def close(self) -> None:
@@ -83,6 +91,7 @@ class TextStream(Iterator[Delta]):
         if reason is not None and deltas:
             last = deltas[-1]
             deltas[-1] = Delta(last.text, last.token_ids, last.from_draft, reason.value)
+            self._ended = True
         return deltas
 
 

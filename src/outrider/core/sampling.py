@@ -162,13 +162,27 @@ def _integer(name: str, value: Any, *, at_least: int, below: int | None = None) 
             raise ParameterError(f"{name} must be an integer, not {value!r}")
     if value < at_least or (below is not None and value >= below):
         bound = f"at least {at_least}" if below is None else f"between {at_least} and {below - 1}"
-        raise ParameterError(f"{name} must be {bound}, not {value}")
+        raise ParameterError(f"{name} must be {bound}, not {_shown(value)}")
     return int(value)
 
 
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
+
+
+def _shown(value: Any) -> str:
+    """The value for a message; long integers are named by their size, since Python refuses to print them."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)
+
+
 def _number(name: str, value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ParameterError(f"{name} must be a finite number, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
+        raise ParameterError(f"{name} must be a finite number, not {_shown(value)}")
     if not low <= value <= high:
         bound = f"between {low:g} and {high:g}" if high < math.inf else f"at least {low:g}"
         raise ParameterError(f"{name} must be {bound}, not {value!r}")
@@ -194,12 +208,15 @@ def _logprobs(logprobs: Any, top_logprobs: Any) -> int | None:
 def _logit_bias(value: Any) -> Mapping[int, float]:
     if not isinstance(value, Mapping):
         raise ParameterError(f"logit_bias must map token ids to numbers, not {value!r}")
-    try:
-        pairs = {int(token): bias for token, bias in value.items()}
-    except (TypeError, ValueError):
-        raise ParameterError(f"logit_bias must map token ids to numbers, not {dict(value)!r}") from None
-    for token, bias in pairs.items():
-        _integer("logit_bias token", token, at_least=0)
+    pairs: dict[int, float] = {}
+    for key, bias in value.items():
+        if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20:  # as JSON spells ids
+            key = int(key)
+        if isinstance(key, bool) or not isinstance(key, int):
+            raise ParameterError(f"logit_bias must map token ids to numbers; {key!r:.60} is no token id")
+        token = _integer("logit_bias token", key, at_least=0)
+        if token in pairs:
+            raise ParameterError(f"logit_bias names token {token} twice")
         pairs[token] = _number(f"logit_bias of token {token}", bias, -math.inf, math.inf)
     return MappingProxyType(pairs)
 

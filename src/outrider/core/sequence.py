@@ -172,9 +172,10 @@ class Sequence:
         )
 
     def fail(self, error: Exception) -> None:
-        """Ends this request; what it has emitted stays, its neighbours go on."""
-        self.error = str(error)
-        self.abort()
+        """Ends this request; what it has emitted stays, its neighbours go on. Finished requests are left alone."""
+        if self.finish_reason is None:
+            self.error = str(error)
+            self.abort()
 
     def _fail_at(self, row: torch.Tensor) -> None:  # [vocab]
         """Fails with the reason why this row, which the text now needs, has no law."""
@@ -218,7 +219,7 @@ class _Counters:
     def __init__(self, num_spec_tokens: int) -> None:
         self._num_spec_tokens = num_spec_tokens
         self._rounds = self._steps = self._drafted = self._accepted = self._emitted = 0
-        self._histogram = [0] * (num_spec_tokens + 1)
+        self._histogram = [0] * (num_spec_tokens + 1)  # bounded by SpeculativeConfig
 
     def add(self, draft: Draft, accepted: int, emitted: int) -> None:
         self._rounds += 1

@@ -101,7 +101,7 @@ class Growth:
 
     def _unknown_bud(self, plant: _Plant, row: int) -> _Bud:
         """The row before noise chooses its children: their ranks alone say how likely they are to be kept."""
-        steps = (math.log(_FIRST_RANK * _NEXT_RANK**rank) for rank in range(self.topk))
+        steps = (math.log(_FIRST_RANK) + rank * math.log(_NEXT_RANK) for rank in range(self.topk))
         return _Bud(row, (), tuple(plant.values[row] + step for step in steps))
 
     def _add_by_noise(self, plant: _Plant, bud: _Bud, logits: torch.Tensor, count: int) -> None:

@@ -30,16 +30,20 @@ class FixedController:
 class BatchSizeController:
     """A draft length per batch size: `schedule` holds (first size, last size, K); K = 0 is off.
 
-    Sizes outside every entry draft `otherwise`. Nodes scale with the length.
+    Sizes outside every entry draft `otherwise`. Nodes scale with the length, up to `most_nodes` where it is set.
     """
 
     schedule: tuple[tuple[int, int, int], ...]
     otherwise: Budget
+    most_nodes: int | None = None
 
     def budgets(self, contexts: Seq[Context], load: int) -> list[Budget]:
         size = len(contexts)
         for first, last, depth in self.schedule:
             if first <= size <= last:
                 width = max(1, self.otherwise.nodes // max(1, self.otherwise.depth))
-                return [Budget(depth, depth * width)] * size
+                nodes = depth * width
+                return [
+                    Budget(depth, nodes if self.most_nodes is None else min(nodes, self.most_nodes))
+                ] * size
         return [self.otherwise] * size

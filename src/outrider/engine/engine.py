@@ -66,8 +66,9 @@ class Engine:
             return run_round(
                 self._parts.target, self._parts.drafter, self._parts.rules, self._running, budgets
             )
-        except BaseException:
-            self.abort_all()
+        except BaseException as error:
+            for sequence in sequences:  # whose caches may be half-way through the round
+                _end_by(error, sequence)
             raise
         finally:
             _add_round(sequences, time.perf_counter() - start)
@@ -86,13 +87,6 @@ class Engine:
         """Aborts a request before the next round. Safe at any moment, a garbage collection inside a round included."""
         self._dropped.append(sequence)
 
-    def abort_all(self) -> None:
-        """Ends every request; the engine is ready for new ones."""
-        for sequence in [*self._waiting, *self._running]:
-            sequence.abort()
-        self._waiting.clear()
-        self._free_finished()
-
     def _abort_dropped(self) -> None:
         while self._dropped:
             self.abort(self._dropped.popleft())
@@ -104,8 +98,9 @@ class Engine:
             try:
                 if not self._fork_of_sibling(sequence):
                     self._prefill(sequence)
-            except BaseException:
-                self.abort_all()
+            except BaseException as error:
+                _end_by(error, sequence)
+                self._free_finished()
                 raise
 
     def _prefill(self, sequence: Sequence) -> None:
@@ -134,6 +129,14 @@ class Engine:
                 self._parts.target.release(sequence.sequence_id)
                 self._parts.drafter.forget(sequence.sequence_id)
         self._running = [sequence for sequence in self._running if sequence.finish_reason is None]
+
+
+def _end_by(error: BaseException, sequence: Sequence) -> None:
+    """Ends a request that an exception caught in its work; an error is its own, an interruption an abort."""
+    if isinstance(error, Exception):
+        sequence.fail(RuntimeError(f"the model failed while this text was written: {error!r}"))
+    else:
+        sequence.abort()
 
 
 def _add_round(sequences: Seq[Sequence], seconds: float) -> None:

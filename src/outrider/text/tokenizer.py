@@ -100,7 +100,7 @@ class Tokenizer:
         shown = (
             [i for i in ids if self.is_shown(i)]
             if skip_special_tokens
-            else [i for i in ids if i < self.vocab_size]
+            else [i for i in ids if 0 <= i < self.vocab_size]
         )
         if not any(i in self._bytes for i in shown):
             return str(self._backend.decode(shown, skip_special_tokens=False))
@@ -125,7 +125,7 @@ class Tokenizer:
 
     def is_shown(self, token_id: int) -> bool:
         """Whether the token contributes to text: neither special nor outside the vocabulary."""
-        return token_id not in self._hidden and token_id < self.vocab_size
+        return token_id not in self._hidden and 0 <= token_id < self.vocab_size
 
     def id_to_token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it, None outside the vocabulary."""
