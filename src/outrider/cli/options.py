@@ -168,7 +168,7 @@ def _plain(value: Any) -> Any:
 def _json_object(flag: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{flag} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f'{flag} must be a JSON object such as {{"method": "ngram"}}, not {text!r}')

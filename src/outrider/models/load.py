@@ -17,6 +17,7 @@ from outrider.models import hub
 from outrider.models.arch import Arch, UnsupportedArchitecture
 from outrider.models.checkpoint import read_config, read_state, weight_files
 from outrider.models.gguf import GGUFFile
+from outrider.models.malformed import reading
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,19 +83,19 @@ def resolve(model: str, *, revision: str | None = None) -> ModelSource:
 
 def load_arch(source: ModelSource) -> Arch:
     """The architecture of a model. Raises `ModelLoadError`, as `UnsupportedArchitecture` where `hf` may still do."""
-    if source.kind is SourceKind.GGUF:
-        return GGUFFile(source.path).arch()
-    try:
-        return Arch.from_config(read_config(source.path))
-    except ModelLoadError as error:
-        raise type(error)(f"{source.path}: {error}") from None
+    with reading(source.path):
+        if source.kind is SourceKind.GGUF:
+            return GGUFFile(source.path).arch()
+        try:
+            return Arch.from_config(read_config(source.path))
+        except ModelLoadError as error:
+            raise type(error)(f"{source.path}: {error}") from None
 
 
 def load_state(source: ModelSource) -> dict[str, torch.Tensor]:
     """All weights under Hugging Face names: float32 from GGUF, as stored from safetensors."""
-    if source.kind is SourceKind.GGUF:
-        return GGUFFile(source.path).state()
-    return read_state(source.path)
+    with reading(source.path):
+        return GGUFFile(source.path).state() if source.kind is SourceKind.GGUF else read_state(source.path)
 
 
 def load(

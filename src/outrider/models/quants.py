@@ -25,7 +25,7 @@ def dequantised(raw: Bytes, kind: GGMLQuantizationType) -> torch.Tensor:  # [row
              GGMLQuantizationType.BF16: torch.bfloat16}.get(kind)  # fmt: skip
     blocks = torch.from_numpy(raw)
     if plain is not None:
-        return blocks.view(plain).to(torch.float32, copy=True)
+        return blocks.clone().view(plain).to(torch.float32)  # a copy is aligned, wherever the file put it
     if kind is GGMLQuantizationType.Q8_0:
         return _q8_0(blocks)
     if kind is GGMLQuantizationType.Q4_1:

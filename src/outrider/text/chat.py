@@ -41,7 +41,7 @@ class ChatTemplate:
                 documents=None,
                 **self._special_tokens,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template is code from a file: it may raise anything
             raise ParameterError(f"the model's chat template refuses the messages: {error}") from None
 
 

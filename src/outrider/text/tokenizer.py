@@ -13,6 +13,7 @@ import tokenizers
 from outrider.errors import ModelLoadError, ParameterError
 from outrider.models.checkpoint import read_json
 from outrider.models.load import ModelSource, SourceKind
+from outrider.models.malformed import reading
 from outrider.text.chat import ChatTemplate
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -169,7 +170,8 @@ def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int,
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
     """The tokenizer of a GGUF file or a model folder. Raises `ModelLoadError`."""
-    return _of_gguf(source.path) if source.kind is SourceKind.GGUF else _of_folder(source.path)
+    with reading(source.path):
+        return _of_gguf(source.path) if source.kind is SourceKind.GGUF else _of_folder(source.path)
 
 
 def _of_gguf(path: Path) -> Tokenizer:
