@@ -69,9 +69,7 @@ class SpeculativeConfig:
     num_speculative_tokens_per_batch_size: Sequence[Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.method, (str, list, tuple)):
-            raise ConfigError(f"method must be a name or a list of names, not {self.method!r}")
-        methods = (self.method,) if isinstance(self.method, str) else tuple(self.method)
+        methods = tuple(self.method) if isinstance(self.method, (list, tuple)) else (self.method,)
         if any(not isinstance(name, str) for name in methods):
             raise ConfigError(f"method must be a name or a list of names, not {self.method!r}")
         object.__setattr__(self, "method", methods[0] if len(methods) == 1 else methods)
@@ -97,7 +95,7 @@ class SpeculativeConfig:
                 raise ConfigError(f"speculative_config: {key!r} is not supported yet; remove it")
             if key not in known:
                 raise ConfigError(
-                    f"speculative_config: unknown key {key!r}{nearest(str(key), [*known, *FUTURE_KEYS])}"
+                    f"speculative_config: unknown key {key!r}{nearest(key, [*known, *FUTURE_KEYS])}"
                 )
         given = dict(settings)
         if "method" not in given:
@@ -179,12 +177,9 @@ class SpeculativeConfig:
                 )
         if "draft_model" in self.methods and self.model is None:
             raise ConfigError("method 'draft_model' needs 'model': the draft's hub id, folder or file")
-        if self.methods == ("none",) and self.num_speculative_tokens is not None:
-            raise ConfigError("num_speculative_tokens needs a method that drafts; method is 'none'")
-        if self.methods == ("none",) and self.num_speculative_tokens_per_batch_size is not None:
-            raise ConfigError(
-                "num_speculative_tokens_per_batch_size needs a method that drafts; method is 'none'"
-            )
+        for key in ("num_speculative_tokens", "num_speculative_tokens_per_batch_size"):
+            if self.methods == ("none",) and getattr(self, key) is not None:
+                raise ConfigError(f"{key} needs a method that drafts; method is 'none'")
 
     def _check_contradictions(self) -> None:
         if "self_draft" in self.methods and (self.assistant_early_exit is None) == (self.skip_layers is None):

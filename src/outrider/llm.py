@@ -99,16 +99,24 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
         """The deltas of one completion as they become certain; close or abort it to stop early."""
-        listed, single = as_prompts(prompt)
         sampling = as_params(params, 1)[0]
+        if sampling.n != 1:
+            raise ParameterError(f"n must be 1 when streaming, not {sampling.n}; `streams` takes more")
+        [stream] = self.streams(prompt, sampling)
+        return stream
+
+    def streams(self, prompt: Prompt, params: SamplingParams | None = None) -> list[TextStream]:
+        """A stream per choice of `params.n`; reading one advances all, in shared rounds."""
+        listed, single = as_prompts(prompt)
         if not single:
             raise ParameterError("stream takes one prompt; use generate for a list")
-        if sampling.n != 1:
-            raise ParameterError(f"n must be 1 when streaming, not {sampling.n}")
-        [request] = self._intake.requests(listed[0], sampling)
-        return TextStream(
-            self._engine, self._engine.submit(request, self._intake.tracker(sampling)), self._completion
-        )
+        requests = self._intake.requests(listed[0], as_params(params, 1)[0])
+        return [
+            TextStream(
+                self._engine, self._engine.submit(r, self._intake.tracker(r.sampling)), self._completion
+            )
+            for r in requests
+        ]
 
     def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Completion:
         """The assistant's answer to a conversation, through the model's own chat template."""

@@ -113,20 +113,13 @@ def test_ctrl_c_keeps_the_text_so_far_and_exits_with_130(outrider, target) -> No
     assert "8 tokens" in shown.err
 
 
+def several(choices: int) -> tuple[str, ...]:
+    """Arguments that write this many choices of one prompt."""
+    return tuple(f"generate toy ab --n {choices} --temperature 1 --seed 4 --max-tokens 9".split())
+
+
 def test_ctrl_c_keeps_what_every_choice_has_written(outrider, target) -> None:
-    arguments = (
-        "generate",
-        "toy",
-        "ab",
-        "--n",
-        "3",
-        "--temperature",
-        "1",
-        "--seed",
-        "4",
-        "--max-tokens",
-        "9",
-    )
+    arguments = several(3)
     whole = json.loads(outrider(*arguments, "--json").out)
     target.calls.clear()
     target.interrupt_at = 6
@@ -147,19 +140,7 @@ def test_ctrl_c_keeps_what_every_choice_has_written(outrider, target) -> None:
 
 
 def test_a_choice_that_had_ended_keeps_its_reason_on_ctrl_c(outrider, target) -> None:
-    arguments = (
-        "generate",
-        "toy",
-        "ab",
-        "--n",
-        "2",
-        "--temperature",
-        "1",
-        "--seed",
-        "4",
-        "--max-tokens",
-        "9",
-    )
+    arguments = several(2)
     texts = [choice["token_ids"] for choice in json.loads(outrider(*arguments, "--json").out)["choices"]]
     stop = next(token for token in texts[0][:4] if token not in texts[1])
     target.calls.clear()
@@ -171,20 +152,7 @@ def test_a_choice_that_had_ended_keeps_its_reason_on_ctrl_c(outrider, target) ->
 
 
 def test_several_choices_have_their_seeds_and_count_together(outrider, target) -> None:
-    done = outrider(
-        "generate",
-        "toy",
-        "ab",
-        "--n",
-        "3",
-        "--temperature",
-        "1",
-        "--seed",
-        "4",
-        "--max-tokens",
-        "9",
-        "--json",
-    )
+    done = outrider(*several(3), "--json")
     report = json.loads(done.out)
     assert [choice["index"] for choice in report["choices"]] == [0, 1, 2]
     assert report["choices"][0]["token_ids"] == report["token_ids"]

@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 from hf_models import (
-    MODELS,
     PROMPT,
     SMALL,
     TREE,
@@ -29,11 +28,6 @@ from outrider.core.tree import TokenTree
 from outrider.errors import ParameterError
 from outrider.models.hf import HfTarget
 from outrider.testing.contract import check_target
-
-
-@pytest.fixture(params=list(MODELS))
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def test_the_target_keeps_the_protocol(name: str) -> None:

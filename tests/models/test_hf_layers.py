@@ -32,11 +32,6 @@ from outrider.models.hf import HfTarget
 from outrider.text import Tokenizer
 
 
-@pytest.fixture(params=list(MODELS))
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @torch.no_grad()
 def plain_of_layers(name: str, tokens: list[int], layers: Sequence[int]) -> torch.Tensor:
     """Logits [n, vocab] of a model that was built with these layers of the other alone."""

@@ -78,11 +78,7 @@ def _written(llm: LLM, prompt: Prompt, sampling: SamplingParams, display: Displa
 
 def _choices(llm: LLM, prompt: Prompt, sampling: SamplingParams) -> tuple[Completion, ...]:
     """All choices of `n`, written in shared rounds. Ctrl-C ends those under way: they keep what was certain."""
-    from outrider.core.noise import choice_seed, fresh_seed
-
-    seed = fresh_seed() if sampling.seed is None else sampling.seed
-    alone = [dataclasses.replace(sampling, n=1, seed=choice_seed(seed, i)) for i in range(sampling.n)]
-    streams = [llm.stream(prompt, one) for one in alone]
+    streams = llm.streams(prompt, sampling)
     with Progress(f"writing {sampling.n} texts"), contextlib.suppress(KeyboardInterrupt):
         for stream in streams:
             for _ in stream:

@@ -64,6 +64,11 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
 
+    @property
+    def ending_ids(self) -> frozenset[int]:
+        """EOS ids that end this text: none under ignore_eos."""
+        return frozenset() if self.sampling.ignore_eos else self.eos_token_ids
+
 
 @dataclass(frozen=True, eq=False)
 class Context:

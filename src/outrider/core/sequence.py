@@ -84,8 +84,7 @@ class Sequence:
         assert request.prompt, "a prompt holds at least one token"
         assert max_length is None or len(request.prompt) < max_length, "the prompt leaves room for a token"
         sampling = request.sampling
-        eos = frozenset() if sampling.ignore_eos else request.eos_token_ids
-        self._stop_ids = eos | frozenset(sampling.stop_token_ids)
+        self._stop_ids = request.ending_ids | frozenset(sampling.stop_token_ids)
         self.request = request
         self.pieces: list[Piece] = []
         self.logprobs: list[TokenLogprob] = []
@@ -93,7 +92,7 @@ class Sequence:
         self.error: str | None = None
         self.timings = Timings()
         self.law = TargetLaw(
-            sampling, prompt=request.prompt, stop_ids=self._stop_ids, bad_word_ids=request.bad_word_ids
+            sampling, prompt=request.prompt, stop_ids=request.ending_ids, bad_word_ids=request.bad_word_ids
         )
         self._tracker = tracker or TokensOnly()
         self._log = list(request.prompt)

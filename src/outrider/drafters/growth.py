@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
 import torch
 
-from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Law, NodeLaw
+from outrider.core.largest import largest
+from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Floats, Law, NodeLaw
 from outrider.core.noise import Place
 from outrider.core.records import Budget, Context, Draft, Group, Guarantee
+from outrider.core.target_law import host_row
 from outrider.core.tree import TokenTree
 from outrider.errors import ConfigError, ScoreError
 
@@ -91,7 +94,7 @@ class Growth:
         if law is None:
             return _Bud(row, (), ())
         if not law.greedy:
-            tokens, steps = _most_probable(torch.from_numpy(law.logits), self.topk)
+            tokens, steps = _most_probable(law.logits, self.topk)
             tokens = tuple(law.token(index) for index in tokens)
         elif self.topk == 1:
             tokens, steps = (law.token(0),), (0.0,)
@@ -209,12 +212,14 @@ def _fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:  # [draft vo
     return torch.nn.functional.pad(logits, (0, missing), value=-math.inf)
 
 
-def _most_probable(logits: torch.Tensor, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:  # [n]
+def _most_probable(logits: Floats, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:  # [n]
     """Indices of up to `count` of the largest finite logits, largest first, with their log-probabilities."""
-    values, indices = logits.float().topk(min(count, logits.shape[0]))
-    steps = values - logits.float().logsumexp(0)
-    kept = int((values > -math.inf).sum())
-    return tuple(indices[:kept].tolist()), tuple(steps[:kept].tolist())
+    indices = largest(logits, count)
+    values = logits[indices]
+    kept = values > -math.inf
+    peak = float(values[0])
+    steps = values[kept] - (peak + math.log(float(np.exp(logits - peak).sum())))
+    return tuple(indices[kept].tolist()), tuple(steps.tolist())
 
 
 def _around(best: int, row: torch.Tensor, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:  # [vocab]
@@ -224,6 +229,6 @@ def _around(best: int, row: torch.Tensor, count: int) -> tuple[tuple[int, ...], 
     they are cannot change the text. The winner costs nothing, so a tree always holds the greedy chain: where
     the text is the best token, the draft's best is right far more often than its probability says.
     """
-    steps = dict(zip(*_most_probable(row, count))) | {best: 0.0}
+    steps = dict(zip(*_most_probable(host_row(row).astype(np.float64), count))) | {best: 0.0}
     tokens = (best, *(token for token in steps if token != best))[:count]
     return tokens, tuple(steps[token] for token in tokens)

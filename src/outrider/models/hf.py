@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -130,9 +131,14 @@ class HfTarget:
         self._scored = {}
         return [self._draft_rows(context, tree, layers) for context, tree in zip(contexts, trees)]
 
+    @cached_property
+    def _layer_list(self) -> LayerList | None:
+        """Where the model keeps its layers: a walk over all its modules, so it is looked for once."""
+        return LayerList.of_model(self.model, self.num_layers)
+
     def _draft_rows(self, context: Context, tree: TokenTree, layers: Sequence[int]) -> torch.Tensor:
         name = type(self.model).__name__
-        found = LayerList.of_model(self.model, self.num_layers)
+        found = self._layer_list
         if found is None:
             raise ConfigError(
                 f"self_draft: {name} has no single list of {self.num_layers} layers to choose from; use target='torch'"

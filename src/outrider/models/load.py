@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -44,6 +45,12 @@ class ModelSource:
     name: str
     kind: SourceKind
     path: Path
+
+    @cached_property
+    def gguf(self) -> GGUFFile:
+        """The open file, whose header is parsed once however many parts of it are read. Raises `ModelLoadError`."""
+        assert self.kind is SourceKind.GGUF, "a folder is no GGUF file"
+        return GGUFFile(self.path)
 
 
 def resolve(model: str, *, revision: str | None = None) -> ModelSource:
@@ -85,7 +92,7 @@ def load_arch(source: ModelSource) -> Arch:
     """The architecture of a model. Raises `ModelLoadError`, as `UnsupportedArchitecture` where `hf` may still do."""
     with reading(source.path):
         if source.kind is SourceKind.GGUF:
-            return GGUFFile(source.path).arch()
+            return source.gguf.arch()
         try:
             return Arch.from_config(read_config(source.path))
         except ModelLoadError as error:
@@ -95,7 +102,7 @@ def load_arch(source: ModelSource) -> Arch:
 def load_state(source: ModelSource) -> dict[str, torch.Tensor]:
     """All weights under Hugging Face names: float32 from GGUF, as stored from safetensors."""
     with reading(source.path):
-        return GGUFFile(source.path).state() if source.kind is SourceKind.GGUF else read_state(source.path)
+        return source.gguf.state() if source.kind is SourceKind.GGUF else read_state(source.path)
 
 
 def load(
@@ -134,7 +141,7 @@ def torch_dtype(source: ModelSource, dtype: str) -> torch.dtype:
     if dtype != "auto":
         return _DTYPES[dtype]
     if source.kind is SourceKind.GGUF:
-        return torch.float32 if GGUFFile(source.path).quantisation == "F32" else torch.bfloat16
+        return torch.float32 if source.gguf.quantisation == "F32" else torch.bfloat16
     config = read_config(source.path)
     stored = config.get("dtype") or config.get("torch_dtype") or "float32"
     return _DTYPES[stored] if stored in ("float32", "float64") else torch.bfloat16

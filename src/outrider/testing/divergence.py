@@ -180,8 +180,8 @@ class _Judge:
 
     def _law(self, row: Floats, sampling: SamplingParams) -> NodeLaw:
         request = self.request
-        eos = frozenset() if sampling.ignore_eos else request.eos_token_ids
-        law = TargetLaw(sampling, prompt=request.prompt, stop_ids=eos, bad_word_ids=request.bad_word_ids)
+        ends, words = request.ending_ids, request.bad_word_ids
+        law = TargetLaw(sampling, prompt=request.prompt, stop_ids=ends, bad_word_ids=words)
         law.append(self.history)
         return law.node(row, ())
 

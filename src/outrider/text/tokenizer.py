@@ -154,6 +154,8 @@ def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int,
 
     Raises `ParameterError` for a word without tokens.
     """
+    if not words:
+        return ()
     found: dict[tuple[int, ...], None] = {}
     anchor = tokenizer.encode_part("\n")
     for word in words:
@@ -171,14 +173,12 @@ def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int,
 def load_tokenizer(source: ModelSource) -> Tokenizer:
     """The tokenizer of a GGUF file or a model folder. Raises `ModelLoadError`."""
     with reading(source.path):
-        return _of_gguf(source.path) if source.kind is SourceKind.GGUF else _of_folder(source.path)
+        return _of_gguf(source.gguf.metadata) if source.kind is SourceKind.GGUF else _of_folder(source.path)
 
 
-def _of_gguf(path: Path) -> Tokenizer:
-    from outrider.models.gguf import GGUFFile
+def _of_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     from outrider.text.gguf import gguf_tokenizer
 
-    metadata = GGUFFile(path).metadata
     backend = gguf_tokenizer(metadata)
     ids = [metadata[key] for name in _GGUF_EOS_KEYS if (key := f"tokenizer.ggml.{name}") in metadata]
     special = {}
