@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
+from gguf.constants import GGMLQuantizationType
 
 from outrider.errors import ModelLoadError
 from outrider.models.arch import Arch
@@ -67,27 +70,73 @@ class GGUFFile:
         kinds = [info.kind.name for info in self._tensors.values() if len(info.shape) > 1]
         return max(set(kinds), key=kinds.count) if kinds else "F32"
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """All weights, float32, under Hugging Face names; queries and keys as Hugging Face orders them."""
-        arch = self.arch()
-        return {hf_name(name): self._weight(name, arch) for name in self._tensors}
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """All weights, float32, under Hugging Face names, each dequantised when it is asked for."""
+        return _LazyState(self)
 
-    def _weight(self, name: str, arch: Arch) -> torch.Tensor:
-        info = self._tensors[name]
+    def matrix_kinds(self) -> dict[str, GGMLQuantizationType]:
+        """How each matrix is stored, by its Hugging Face name."""
+        return {hf_name(name): info.kind for name, info in self._tensors.items() if len(info.shape) > 1}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor given by its Hugging Face name."""
+        return self._tensors[self.names[name]].shape
+
+    def blocks(self, name: str) -> Bytes:  # [rows, bytes]
+        """The stored rows of a matrix, contiguous; queries and keys as Hugging Face orders them."""
+        info = self._tensors[self.names[name]]
+        raw = self._bytes[info.offset : info.offset + info.nbytes].reshape(info.shape[0], -1)
+        heads = self._interleaved_heads(self.names[name])
+        return np.ascontiguousarray(_unpermuted(torch.from_numpy(raw), heads).numpy() if heads else raw)
+
+    def weight(self, name: str) -> torch.Tensor:
+        """One tensor, float32, given by its Hugging Face name; queries and keys as Hugging Face orders them."""
+        own = self.names[name]
+        info = self._tensors[own]
         raw = self._bytes[info.offset : info.offset + info.nbytes]
         try:
             weight = dequantised(raw.reshape(math.prod(info.shape[:-1]), -1), info.kind).view(info.shape)
         except NotImplementedError:
             raise ModelLoadError(
-                f"{self.path}: tensor {name!r} is stored as {info.kind.name}, which cannot be read: use Q8_0 or F16"
+                f"{self.path}: tensor {own!r} is stored as {info.kind.name}, which cannot be read: use Q8_0 or F16"
             ) from None
-        part = name.split(".")[-2]
-        if arch.family == "llama" and part in ("attn_q", "attn_k"):
-            return _unpermuted(weight, arch.heads if part == "attn_q" else arch.kv_heads)
-        return weight
+        heads = self._interleaved_heads(own)
+        return _unpermuted(weight, heads) if heads else weight
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Hugging Face name -> the file's own name, of every tensor."""
+        return {hf_name(name): name for name in self._tensors}
+
+    def _interleaved_heads(self, own: str) -> int | None:
+        """Heads of a tensor whose rotary halves the file interleaves; None for all others."""
+        arch, part = self._arch, own.split(".")[-2]
+        if arch.family != "llama" or part not in ("attn_q", "attn_k"):
+            return None
+        return arch.heads if part == "attn_q" else arch.kv_heads
+
+    @cached_property
+    def _arch(self) -> Arch:
+        return self.arch()
 
     def _broken(self, what: str) -> ModelLoadError:
         return ModelLoadError(f"{self.path}: {what}: download the file again")
+
+
+class _LazyState(Mapping[str, torch.Tensor]):
+    """The weights of a file as a state dict that holds none of them."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._file.weight(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.names)
+
+    def __len__(self) -> int:
+        return len(self._file.names)
 
 
 def hf_name(name: str) -> str:

@@ -34,7 +34,7 @@ def _of_gguf(source: ModelSource, dtype: torch.dtype) -> Any:
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return _complete(
         kind.from_pretrained(
-            None, config=config, state_dict=load_state(source), dtype=dtype, output_loading_info=True
+            None, config=config, state_dict=dict(load_state(source)), dtype=dtype, output_loading_info=True
         )
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -99,7 +99,7 @@ def load_arch(source: ModelSource) -> Arch:
             raise type(error)(f"{source.path}: {error}") from None
 
 
-def load_state(source: ModelSource) -> dict[str, torch.Tensor]:
+def load_state(source: ModelSource) -> Mapping[str, torch.Tensor]:
     """All weights under Hugging Face names: float32 from GGUF, as stored from safetensors."""
     with reading(source.path):
         return source.gguf.state() if source.kind is SourceKind.GGUF else read_state(source.path)

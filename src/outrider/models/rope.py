@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from outrider.models.arch import Arch, RopeKind
@@ -22,6 +24,12 @@ def inverse_frequencies(arch: Arch) -> torch.Tensor:  # [head_dim / 2] float32
     keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     keep = keep.clamp(0.0, 1.0)
     return frequencies * (keep + (1.0 - keep) / scaling.factor)
+
+
+def angles(arch: Arch, count: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Cosines and sines of the first `count` positions, each [count, head_dim / 2] float32."""
+    turned = torch.outer(torch.arange(count, dtype=torch.float32), inverse_frequencies(arch))
+    return turned.cos().numpy(), turned.sin().numpy()
 
 
 class RopeTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from outrider.core.tree import TokenTree
 from outrider.errors import ConfigError, ParameterError
 from outrider.models.arch import Arch
 from outrider.models.cache import CacheShape, SequenceCache
+from outrider.models.passes import passes
 from outrider.models.rope import RopeTable, rotate
 from outrider.models.segments import Segment, chain_segment, tree_segment
 from outrider.models.weights import LayerWeights, decoder_weights
@@ -76,7 +77,7 @@ class TorchDecoder:
                 )
         assert len({chunk.sequence_id for chunk in chunks}) == len(chunks), "one chunk per sequence"
         features: list[list[torch.Tensor]] = [[] for _ in chunks]
-        for pieces in _passes(chunks):
+        for pieces in passes(chunks, _PREFILL_ROWS):
             segments: list[Segment] = []
             for index, tokens in pieces:
                 cache = self._open(chunks[index].sequence_id)
@@ -228,19 +229,3 @@ class TorchDecoder:
         norm = self._weights.norm
         return self._weights.head(self._normed(hidden.to(norm.dtype), norm))[:rows]
 
-
-def _passes(chunks: Sequence[Chunk]) -> Iterator[list[tuple[int, Sequence[int]]]]:
-    """Cuts chunks into passes of at most `_PREFILL_ROWS` rows: lists of (chunk index, tokens)."""
-    pieces: list[tuple[int, Sequence[int]]] = []
-    room = _PREFILL_ROWS
-    for index, chunk in enumerate(chunks):
-        done = 0
-        while done < len(chunk.tokens):
-            tokens = chunk.tokens[done : done + room]
-            pieces.append((index, tokens))
-            done, room = done + len(tokens), room - len(tokens)
-            if room == 0:
-                yield pieces
-                pieces, room = [], _PREFILL_ROWS
-    if pieces:
-        yield pieces

@@ -43,7 +43,7 @@ def decoder_weights(
     arch: Arch, state: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device
 ) -> DecoderWeights:
     """Fuses and packs `state`. Raises `ModelLoadError` naming a tensor that is missing, misshapen or left over."""
-    reader = _StateReader(state, dtype, device)
+    reader = StateReader(state, dtype, device)
     embedding = reader.take("model.embed_tokens.weight", arch.vocab_size, arch.hidden)
     layers = tuple(_layer(arch, reader, f"model.layers.{index}.") for index in range(arch.layers))
     wide = torch.promote_types(dtype, torch.float32)
@@ -55,7 +55,7 @@ def decoder_weights(
     return DecoderWeights(embedding, layers, norm, head)
 
 
-def _layer(arch: Arch, reader: _StateReader, prefix: str) -> LayerWeights:
+def _layer(arch: Arch, reader: StateReader, prefix: str) -> LayerWeights:
     queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     qkv = [(attention + "q_proj", queries), (attention + "k_proj", keys), (attention + "v_proj", keys)]
@@ -73,23 +73,34 @@ def _layer(arch: Arch, reader: _StateReader, prefix: str) -> LayerWeights:
     )
 
 
-class _StateReader:
-    """Hands out each tensor of a state dict once, checked and converted, and tells what nobody asked for."""
+class StateReader:
+    """Hands out tensors of a state dict, checked and converted, and tells what nobody asked for."""
 
-    def __init__(self, state: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, state: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
         self._state, self._dtype, self._device = state, dtype, device
         self._left = {name for name in state if not name.endswith(_IGNORED_SUFFIXES)}
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        found = self._state.get(name)
-        if found is None:
+        """The tensor, converted. Raises `ModelLoadError` when it is missing or has another shape."""
+        return self.found(name, *shape).to(self._device, self._dtype)
+
+    def found(self, name: str, *shape: int) -> torch.Tensor:
+        """The tensor as stored. Raises as `take`."""
+        tensor = self._state.get(name)
+        if tensor is None:
             raise ModelLoadError(f"tensor {name!r} is missing from the checkpoint: download it again")
-        if tuple(found.shape) != shape:
+        self.note(name, tuple(tensor.shape), shape)
+        return tensor.detach()
+
+    def note(self, name: str, actual: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        """Counts a tensor as used that was read by other means. Raises `ModelLoadError` when its shape is another."""
+        if actual != expected:
             raise ModelLoadError(
-                f"tensor {name!r} has shape {list(found.shape)}, the config says {list(shape)}"
+                f"tensor {name!r} has shape {list(actual)}, the config says {list(expected)}"
             )
         self._left.discard(name)
-        return found.detach().to(self._device, self._dtype)
 
     def linear(self, parts: list[tuple[str, int]], inputs: int, *, bias: bool) -> Linear:
         weight = torch.cat([self.take(f"{name}.weight", outputs, inputs) for name, outputs in parts])

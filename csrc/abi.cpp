@@ -1,0 +1,273 @@
+// The C interface: checks arguments, turns exceptions into errors.
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+
+#include "model.h"
+#include "pack.h"
+
+using namespace outrider;
+
+namespace {
+
+thread_local std::string g_error;
+
+void require(bool condition, const std::string &reason) {
+  if (!condition) throw std::invalid_argument(reason);
+}
+
+template <class F>
+int guarded(F &&f) {
+  try {
+    f();
+    return 0;
+  } catch (const std::bad_alloc &) {
+    g_error = "out of memory";
+  } catch (const std::exception &error) {
+    g_error = error.what();
+  }
+  return -1;
+}
+
+std::string text(int64_t number) { return std::to_string(number); }
+
+void check_shape(const OutriderShape &s) {
+  require(s.layers > 0 && s.hidden > 0 && s.intermediate > 0 && s.vocab > 0, "every size must be above 0");
+  require(s.heads > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0, "heads must be a multiple of key-value heads");
+  require(s.head_dim > 0 && s.head_dim % 2 == 0, "the head size must be even");
+  require(s.heads / s.kv_heads <= 64, "at most 64 heads may share keys and values");
+  require(s.threads > 0 && s.threads <= 1024, "threads must be 1 to 1024, not " + text(s.threads));
+  require(s.activations >= 0 && s.activations <= OUTRIDER_ACT_INT8, "unknown activations " + text(s.activations));
+  require(s.cache >= 0 && s.cache <= OUTRIDER_CACHE_BFLOAT16, "unknown cache type " + text(s.cache));
+}
+
+struct Size { int outputs, inputs; };
+
+Size expected(const OutriderShape &s, int matrix) {
+  const int queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim;
+  switch (matrix) {
+    case OUTRIDER_EMBEDDING: case OUTRIDER_HEAD: return {s.vocab, s.hidden};
+    case OUTRIDER_QUERY: return {queries, s.hidden};
+    case OUTRIDER_KEY: case OUTRIDER_VALUE: return {keys, s.hidden};
+    case OUTRIDER_OUTPUT: return {s.hidden, queries};
+    case OUTRIDER_GATE: case OUTRIDER_UP: return {s.intermediate, s.hidden};
+    case OUTRIDER_DOWN: return {s.hidden, s.intermediate};
+  }
+  throw std::invalid_argument("unknown matrix " + text(matrix));
+}
+
+Matrix &matrix_at(OutriderModel &model, int matrix, int layer) {
+  if (matrix == OUTRIDER_EMBEDDING) return model.embedding;
+  if (matrix == OUTRIDER_HEAD) return model.head;
+  require(matrix > OUTRIDER_HEAD && matrix <= OUTRIDER_DOWN, "unknown matrix " + text(matrix));
+  require(layer >= 0 && layer < model.shape.layers, "no layer " + text(layer));
+  return model.layers[layer].matrices[matrix];
+}
+
+std::vector<float> &vector_at(OutriderModel &model, int vector, int layer) {
+  if (vector == OUTRIDER_FINAL_NORM) return model.final_norm;
+  require(layer >= 0 && layer < model.shape.layers, "no layer " + text(layer));
+  Layer &found = model.layers[layer];
+  switch (vector) {
+    case OUTRIDER_ATTENTION_NORM: return found.attention_norm;
+    case OUTRIDER_MLP_NORM: return found.mlp_norm;
+    case OUTRIDER_QUERY_NORM: return found.query_norm;
+    case OUTRIDER_KEY_NORM: return found.key_norm;
+  }
+  const int matrix = vector - OUTRIDER_BIAS;
+  require(matrix >= OUTRIDER_QUERY && matrix <= OUTRIDER_DOWN, "unknown vector " + text(vector));
+  return found.biases[matrix];
+}
+
+int vector_size(const OutriderShape &s, int vector) {
+  if (vector == OUTRIDER_QUERY_NORM || vector == OUTRIDER_KEY_NORM) return s.head_dim;
+  return vector < OUTRIDER_BIAS ? s.hidden : expected(s, vector - OUTRIDER_BIAS).outputs;
+}
+
+void check_source(int source, int format, OutriderActivations activations, int inputs) {
+  require(source >= 0 && source <= OUTRIDER_FROM_Q8_0, "unknown source " + text(source));
+  require(format >= 0 && format <= OUTRIDER_Q8_0, "unknown format " + text(format));
+  const bool floats = source == OUTRIDER_FROM_FLOAT32;
+  require(floats == (format < OUTRIDER_Q4_0), "this source cannot be kept as format " + text(format));
+  require(floats || format - OUTRIDER_Q4_0 == source - OUTRIDER_FROM_Q4_0, "blocks keep their own format");
+  require(floats || inputs % kGroup == 0, text(inputs) + " inputs are not whole blocks of 32");
+  const bool plain = format == OUTRIDER_FLOAT32, exact = activations == OUTRIDER_ACT_FLOAT32;
+  require(plain == exact, "float32 weights go with float32 activations, others do not");
+  require(activations != OUTRIDER_ACT_INT8 || format != OUTRIDER_BFLOAT16, "bfloat16 weights take no int8 activations");
+}
+
+void check_segment(const OutriderModel &model, const OutriderBatch &batch, const OutriderSegment &segment) {
+  require(segment.rows > 0 && segment.length >= 0, "a segment has at least one row after its cached positions");
+  require(segment.pages && segment.tokens, "a segment has pages and tokens");
+  for (int i = 0; i < segment.rows; ++i) {
+    const int token = segment.tokens[i];
+    require(token >= 0 && token < model.shape.vocab, "token " + text(token) + " is outside the vocabulary");
+    if (segment.parents && i == 0) require(segment.parents[0] == -1, "row 0 follows the cached positions");
+    if (segment.parents && i > 0) require(segment.parents[i] >= 0 && segment.parents[i] < i, "a parent is an earlier row");
+  }
+  require((int64_t)segment.length + segment.rows <= INT32_MAX - OUTRIDER_PAGE, "too many positions");
+  require(segment.parents || segment.length + segment.rows <= batch.positions, "rotary tables end before the last position");
+}
+
+void check_batch(const OutriderModel &model, const OutriderBatch &batch) {
+  require(model.team != nullptr, "the model is not finished");
+  require(model.team->here(), "a forked process cannot use the decoder of its parent: load it after the fork");
+  require(batch.segment_count > 0 && batch.segments && batch.cosines && batch.sines, "a batch has segments and rotary tables");
+  int64_t rows = 0;
+  for (int s = 0; s < batch.segment_count; ++s) {
+    check_segment(model, batch, batch.segments[s]);
+    rows += batch.segments[s].rows;
+    if (!batch.segments[s].parents) continue;
+    std::vector<int> depths;
+    for (int i = 0; i < batch.segments[s].rows; ++i) {
+      depths.push_back(i == 0 ? 0 : depths[batch.segments[s].parents[i]] + 1);
+      require(batch.segments[s].length + depths[i] < batch.positions, "rotary tables end before the last position");
+    }
+  }
+  require(rows <= 1 << 20, "too many rows in one pass");
+  for (int i = 0; i < batch.layer_count; ++i)
+    require(batch.layers[i] >= 0 && batch.layers[i] < model.shape.layers, "no layer " + text(batch.layers[i]));
+  for (int i = 0; i < batch.wanted_count; ++i)
+    require(batch.wanted[i] >= 0 && batch.wanted[i] < rows, "no row " + text(batch.wanted[i]));
+  require(batch.wanted_count >= 0 && (batch.wanted_count == 0 || batch.logits), "logits need a buffer");
+  require(batch.tap_count >= 0 && (batch.tap_count == 0 || batch.features), "features need a buffer");
+}
+
+void move_slot(const OutriderModel &model, void *const *pages, int from, int to) {
+  const int dim = model.padded_dim(), bytes = model.number_bytes();
+  uint8_t *source = (uint8_t *)pages[from / OUTRIDER_PAGE], *goal = (uint8_t *)pages[to / OUTRIDER_PAGE];
+  const int a = from % OUTRIDER_PAGE, b = to % OUTRIDER_PAGE;
+  for (int layer = 0; layer < model.shape.layers; ++layer)
+    for (int head = 0; head < model.shape.kv_heads; ++head) {
+      const ptrdiff_t keys = model.key_offset(layer, head), values = model.value_offset(layer, head);
+      for (int d = 0; d < model.shape.head_dim; ++d)
+        std::memcpy(goal + keys + ((ptrdiff_t)(b / 16 * 16 * model.shape.head_dim) + 16 * d + b % 16) * bytes,
+                    source + keys + ((ptrdiff_t)(a / 16 * 16 * model.shape.head_dim) + 16 * d + a % 16) * bytes, bytes);
+      std::memcpy(goal + values + (ptrdiff_t)b * dim * bytes, source + values + (ptrdiff_t)a * dim * bytes, dim * bytes);
+    }
+}
+
+}  // namespace
+
+int outrider_abi(void) { return OUTRIDER_ABI; }
+
+const char *outrider_error(void) { return g_error.c_str(); }
+
+const char *outrider_instruction_sets(void) {
+  static const std::string joined = [] {
+    std::string all;
+    for (const std::string &name : instruction_sets()) all += (all.empty() ? "" : ",") + name;
+    return all;
+  }();
+  return joined.c_str();
+}
+
+OutriderModel *outrider_create(const OutriderShape *shape, const char *isa) {
+  OutriderModel *model = nullptr;
+  guarded([&] {
+    check_shape(*shape);
+    const Kernels *kernels = kernels_of(isa);
+    require(kernels != nullptr, std::string("this machine has no instruction set ") + isa);
+    model = new OutriderModel{};
+    model->shape = *shape;
+    model->kernels = kernels;
+    model->rounding = (Rounding)shape->activations;
+    model->layers.resize(shape->layers);
+  });
+  return model;
+}
+
+void outrider_destroy(OutriderModel *model) { delete model; }
+
+int outrider_set_rows(OutriderModel *model, const OutriderRows *rows, const void *data) {
+  return guarded([&] {
+    Matrix &goal = matrix_at(*model, rows->matrix, rows->layer);
+    const Size size = expected(model->shape, rows->matrix);
+    require(size.outputs == rows->outputs && size.inputs == rows->inputs,
+            "matrix " + text(rows->matrix) + " is " + text(size.outputs) + " x " + text(size.inputs) + ", not " +
+                text(rows->outputs) + " x " + text(rows->inputs));
+    const auto activations = (OutriderActivations)model->shape.activations;
+    const auto source = (OutriderSource)rows->source;
+    check_source(source, rows->format, activations, rows->inputs);
+    const bool whole = rows->first == 0 && rows->count == rows->outputs;
+    require(whole || source == OUTRIDER_FROM_FLOAT32, "blocks are passed whole");
+    require(rows->first >= 0 && rows->count > 0 && rows->first % kLanes == 0 && rows->first <= rows->outputs - rows->count,
+            "rows are passed by panels of 16");
+    if (rows->first == 0) {
+      require(goal.data == nullptr, "matrix " + text(rows->matrix) + " was set before");
+      Matrix packed = shaped(kind_of((OutriderFormat)rows->format, activations, source, data, size.outputs, size.inputs),
+                             size.outputs, size.inputs);
+      packed.data = model->arena.take(packed.bytes());
+      goal = packed;
+    }
+    require(goal.data != nullptr, "rows begin with the first");
+    pack(goal, source, data, rows->first, rows->count, model->shape.threads);
+  });
+}
+
+int outrider_set_vector(OutriderModel *model, int32_t vector, int32_t layer, const float *data, int32_t count) {
+  return guarded([&] {
+    std::vector<float> &goal = vector_at(*model, vector, layer);
+    require(count == vector_size(model->shape, vector), "vector " + text(vector) + " has " + text(count) + " numbers");
+    goal.assign(data, data + count);
+  });
+}
+
+int outrider_finish(OutriderModel *model) {
+  return guarded([&] {
+    require(model->embedding.data != nullptr, "the embedding is not set");
+    require(!model->final_norm.empty(), "the final norm is not set");
+    for (const Layer &layer : model->layers) {
+      for (int which = OUTRIDER_QUERY; which <= OUTRIDER_DOWN; ++which)
+        require(layer.matrices[which].data != nullptr, "matrix " + text(which) + " of a layer is not set");
+      require(!layer.attention_norm.empty() && !layer.mlp_norm.empty(), "a norm of a layer is not set");
+    }
+    if (!model->team) model->team = std::make_unique<Team>(model->shape.threads);
+  });
+}
+
+int64_t outrider_weight_bytes(const OutriderModel *model) {
+  int64_t bytes = (int64_t)model->embedding.bytes() + (model->head.data ? (int64_t)model->head.bytes() : 0);
+  for (const Layer &layer : model->layers)
+    for (int which = OUTRIDER_QUERY; which <= OUTRIDER_DOWN; ++which) bytes += (int64_t)layer.matrices[which].bytes();
+  return bytes;
+}
+
+int64_t outrider_page_bytes(const OutriderModel *model) { return model->page_bytes(); }
+
+int outrider_forward(OutriderModel *model, const OutriderBatch *batch) {
+  return guarded([&] {
+    std::lock_guard<std::mutex> only(model->busy);
+    check_batch(*model, *batch);
+    forward(*model, *batch);
+  });
+}
+
+int outrider_keep(OutriderModel *model, void *const *pages, int32_t length, const int32_t *rows, int32_t count) {
+  return guarded([&] {
+    for (int i = 0; i < count; ++i) {
+      require(rows[i] >= i && (i == 0 || rows[i] > rows[i - 1]), "rows are kept in ascending order");
+      if (rows[i] != i) move_slot(*model, pages, length + rows[i], length + i);
+    }
+  });
+}
+
+int outrider_unpack(const OutriderModel *model, int32_t matrix, int32_t layer, int32_t row, float *out) {
+  return guarded([&] {
+    const Matrix &found = matrix_at(const_cast<OutriderModel &>(*model), matrix, layer);
+    require(found.data != nullptr && row >= 0 && row < found.outputs, "no such row");
+    std::vector<float> padded(found.groups * kGroup);
+    unpack_row(found, row, padded.data());
+    std::copy(padded.begin(), padded.begin() + found.inputs, out);
+  });
+}
+
+int64_t outrider_argmax(const float *row, int64_t count) {
+  int64_t best = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (std::isnan(row[i])) return -1;
+    if (row[i] > row[best]) best = i;
+  }
+  return best;
+}

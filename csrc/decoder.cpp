@@ -1,0 +1,279 @@
+// The pass over all rows: every layer as phases of one team, a barrier between them.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "model.h"
+#include "pack.h"
+
+namespace outrider {
+namespace {
+
+// One pass; what every phase reads.
+struct Pass {
+  OutriderModel &model;
+  const OutriderBatch &batch;
+  Workspace &work;
+  const Kernels &kernels;
+  const OutriderShape &shape;
+  const int rows, hidden_stride, qkv_stride, attended_stride, key_at, value_at;
+
+  Pass(OutriderModel &m, const OutriderBatch &b, int count)
+      : model(m), batch(b), work(m.work), kernels(*m.kernels), shape(m.shape), rows(count),
+        hidden_stride(whole(m.shape.hidden)), qkv_stride((m.shape.heads + 2 * m.shape.kv_heads) * m.shape.head_dim),
+        attended_stride(whole(m.shape.heads * m.shape.head_dim)), key_at(m.shape.heads * m.shape.head_dim),
+        value_at(key_at + m.shape.kv_heads * m.shape.head_dim) {}
+
+  static int whole(int count) { return (count + kGroup - 1) / kGroup * kGroup; }
+  float *hidden(int row) const { return work.hidden.data() + (size_t)row * hidden_stride; }
+  float *qkv(int row) const { return work.qkv.data() + (size_t)row * qkv_stride; }
+  float *attended(int row) const { return work.attended.data() + (size_t)row * attended_stride; }
+
+  void run(int thread);
+  void embed(int row) const;
+  void tap(int index, int row) const;
+  void norm(const std::vector<float> &weight, const float *x, Inputs &out, int row, int thread) const;
+  void project(const Layer &layer, int unit, int thread) const;
+  void place(const Layer &layer, int index, int row) const;
+  void attend(int index, const AttentionUnit &unit, int thread) const;
+  void add(const Layer &layer, OutriderMatrix which, const Inputs &x, int pair, int thread) const;
+  void feed(const Layer &layer, int pair, int thread) const;
+  void speak(int pair, int thread) const;
+  float *product(const Matrix &matrix, int pair, const Inputs &x, int thread, int which) const;
+};
+
+void Pass::run(int thread) {
+  Member member(*model.team, thread);
+  member.phase(rows, [&](int row) { embed(row); });
+  for (int i = 0; i < batch.layer_count; ++i) {
+    const int index = batch.layers[i];
+    const Layer &layer = model.layers[index];
+    member.phase(rows, [&](int row) {
+      tap(index, row);
+      norm(layer.attention_norm, hidden(row), work.normed, row, thread);
+    });
+    const int units = layer.at(OUTRIDER_QUERY).pairs + layer.at(OUTRIDER_KEY).pairs + layer.at(OUTRIDER_VALUE).pairs;
+    member.phase(units, [&](int unit) { project(layer, unit, thread); });
+    member.phase(rows, [&](int row) { place(layer, index, row); });
+    member.phase((int)work.units.size(), [&](int unit) { attend(index, work.units[unit], thread); });
+    member.phase(rows, [&](int row) { work.mixed.prepare(kernels, row, attended(row), 0, attended_stride / kGroup); });
+    member.phase(layer.at(OUTRIDER_OUTPUT).pairs, [&](int pair) { add(layer, OUTRIDER_OUTPUT, work.mixed, pair, thread); });
+    member.phase(rows, [&](int row) { norm(layer.mlp_norm, hidden(row), work.normed, row, thread); });
+    member.phase(layer.at(OUTRIDER_GATE).pairs, [&](int pair) { feed(layer, pair, thread); });
+    member.phase(layer.at(OUTRIDER_DOWN).pairs, [&](int pair) { add(layer, OUTRIDER_DOWN, work.inner, pair, thread); });
+  }
+  member.phase(rows, [&](int row) { tap(shape.layers, row); });
+  if (batch.wanted_count == 0) return;
+  member.phase(batch.wanted_count, [&](int i) { norm(model.final_norm, hidden(batch.wanted[i]), work.last, i, thread); });
+  member.phase((model.head.data ? model.head : model.embedding).pairs, [&](int pair) { speak(pair, thread); });
+}
+
+void Pass::embed(int row) const {
+  const Row &at = work.rows[row];
+  const OutriderSegment &segment = batch.segments[at.segment];
+  unpack_row(model.embedding, segment.tokens[row - work.segment_start[at.segment]], hidden(row));
+}
+
+void Pass::tap(int index, int row) const {
+  for (int t = 0; t < batch.tap_count; ++t)
+    if (batch.taps[t] == index)
+      std::memcpy(batch.features + ((size_t)row * batch.tap_count + t) * shape.hidden, hidden(row), shape.hidden * sizeof(float));
+}
+
+void Pass::norm(const std::vector<float> &weight, const float *x, Inputs &out, int row, int thread) const {
+  float *normed = work.threads[thread].row.data();
+  kernels.rms_norm(x, weight.data(), shape.rms_eps, shape.hidden, normed);
+  std::fill(normed + shape.hidden, normed + hidden_stride, 0.0f);
+  out.prepare(kernels, row, normed, 0, hidden_stride / kGroup);
+}
+
+float *Pass::product(const Matrix &matrix, int pair, const Inputs &x, int thread, int which) const {
+  Workspace::Thread &own = work.threads[thread];
+  float *tile = own.tile.data() + (size_t)which * std::max(rows, batch.wanted_count) * kPair;
+  uint8_t *scratch = own.expanded.data();
+  kernels.product(matrix, pair, x.view(), tile, scratch + (64 - (uintptr_t)scratch % 64) % 64);
+  return tile;
+}
+
+int columns(const Matrix &matrix, int pair) { return std::min(kPair, matrix.outputs - pair * kPair); }
+
+void Pass::project(const Layer &layer, int unit, int thread) const {
+  OutriderMatrix which = OUTRIDER_QUERY;
+  int column = 0;
+  while (unit >= layer.at(which).pairs) {
+    unit -= layer.at(which).pairs;
+    column += layer.at(which).outputs;
+    which = (OutriderMatrix)(which + 1);
+  }
+  const Matrix &matrix = layer.at(which);
+  const float *tile = product(matrix, unit, work.normed, thread, 0);
+  const int count = columns(matrix, unit), first = unit * kPair;
+  const std::vector<float> &bias = layer.biases[which];
+  for (int row = 0; row < rows; ++row, tile += kPair) {
+    float *out = qkv(row) + column + first;
+    std::copy(tile, tile + count, out);
+    if (!bias.empty())
+      for (int o = 0; o < count; ++o) out[o] += bias[first + o];
+  }
+}
+
+// Norms and rotates the queries and keys of a row, and writes keys and values to its slot.
+void Pass::place(const Layer &layer, int index, int row) const {
+  const Row &at = work.rows[row];
+  void *const *pages = batch.segments[at.segment].pages;
+  const int dim = shape.head_dim, half = dim / 2;
+  const float *cosines = batch.cosines + (size_t)at.position * half, *sines = batch.sines + (size_t)at.position * half;
+  const float factor = 1.0f / std::sqrt((float)dim);
+  for (int head = 0; head < shape.heads; ++head) {
+    float *query = qkv(row) + head * dim;
+    if (!layer.query_norm.empty()) kernels.rms_norm(query, layer.query_norm.data(), shape.rms_eps, dim, query);
+    kernels.rotate(query, cosines, sines, half);
+    for (int d = 0; d < dim; ++d) query[d] *= factor;
+  }
+  const bool small = shape.cache == OUTRIDER_CACHE_BFLOAT16;
+  for (int head = 0; head < shape.kv_heads; ++head) {
+    float *key = qkv(row) + key_at + head * dim;
+    const float *value = qkv(row) + value_at + head * dim;
+    if (!layer.key_norm.empty()) kernels.rms_norm(key, layer.key_norm.data(), shape.rms_eps, dim, key);
+    kernels.rotate(key, cosines, sines, half);
+    (small ? kernels.store_key_bfloat16 : kernels.store_key)(pages, model.key_offset(index, head), at.slot, key, dim);
+    (small ? kernels.store_value_bfloat16 : kernels.store_value)(pages, model.value_offset(index, head), at.slot, value,
+                                                                 dim, model.padded_dim());
+  }
+}
+
+void Pass::attend(int index, const AttentionUnit &unit, int thread) const {
+  constexpr int kMost = 64;  // queries of a unit; see `attention_rows`
+  const OutriderSegment &segment = batch.segments[unit.segment];
+  const int share = shape.heads / shape.kv_heads, start = work.segment_start[unit.segment];
+  const bool tree = segment.parents != nullptr;
+  const float *queries[kMost];
+  float *out[kMost];
+  const int32_t *tails[kMost];
+  int32_t tail_counts[kMost];
+  int count = 0;
+  for (int row = unit.first; row < unit.first + unit.rows; ++row)
+    for (int head = unit.kv_head * share; head < (unit.kv_head + 1) * share; ++head, ++count) {
+      queries[count] = qkv(start + row) + head * shape.head_dim;
+      out[count] = attended(start + row) + head * shape.head_dim;
+      tails[count] = tree ? work.paths[start + row].data() : work.slots[unit.segment].data() + unit.first + 1;
+      tail_counts[count] = tree ? (int)work.paths[start + row].size() : row - unit.first;
+    }
+  const int common = tree ? segment.length : segment.length + unit.first + 1;
+  const Attention attention{segment.pages, model.key_offset(index, unit.kv_head), model.value_offset(index, unit.kv_head),
+                            shape.head_dim, model.padded_dim(), common, segment.length + unit.first + unit.rows, count,
+                            queries, out, tails, tail_counts, work.threads[thread].scores.data()};
+  (shape.cache == OUTRIDER_CACHE_BFLOAT16 ? kernels.attend_bfloat16 : kernels.attend)(attention);
+}
+
+// Adds a product to the hidden state.
+void Pass::add(const Layer &layer, OutriderMatrix which, const Inputs &x, int pair, int thread) const {
+  const Matrix &matrix = layer.at(which);
+  const float *tile = product(matrix, pair, x, thread, 0);
+  const int count = columns(matrix, pair), first = pair * kPair;
+  const std::vector<float> &bias = layer.biases[which];
+  for (int row = 0; row < rows; ++row, tile += kPair) {
+    float *out = hidden(row) + first;
+    if (bias.empty())
+      for (int o = 0; o < count; ++o) out[o] += tile[o];
+    else
+      for (int o = 0; o < count; ++o) out[o] += tile[o] + bias[first + o];
+  }
+}
+
+// Gate and up products of 32 inner numbers, their SwiGLU, rounded as one group of the down product.
+void Pass::feed(const Layer &layer, int pair, int thread) const {
+  float *gate = product(layer.at(OUTRIDER_GATE), pair, work.normed, thread, 0);
+  float *up = product(layer.at(OUTRIDER_UP), pair, work.normed, thread, 1);
+  const int first = pair * kPair, count = columns(layer.at(OUTRIDER_GATE), pair);
+  alignas(64) float inner[kPair];
+  for (int row = 0; row < rows; ++row, gate += kPair, up += kPair) {
+    if (!layer.biases[OUTRIDER_GATE].empty())
+      for (int o = 0; o < count; ++o) gate[o] += layer.biases[OUTRIDER_GATE][first + o], up[o] += layer.biases[OUTRIDER_UP][first + o];
+    kernels.swiglu(gate, up, inner);
+    work.inner.prepare(kernels, row, inner - first, pair, pair + 1);
+  }
+}
+
+void Pass::speak(int pair, int thread) const {
+  const Matrix &matrix = model.head.data ? model.head : model.embedding;
+  const float *tile = product(matrix, pair, work.last, thread, 0);
+  const int count = columns(matrix, pair);
+  for (int i = 0; i < batch.wanted_count; ++i, tile += kPair)
+    std::memcpy(batch.logits + (size_t)i * shape.vocab + (size_t)pair * kPair, tile, count * sizeof(float));
+}
+
+// Rows of a segment that share the reading of keys and values.
+int attention_rows(const OutriderModel &model, const OutriderSegment &segment) {
+  const int share = model.shape.heads / model.shape.kv_heads;
+  if (segment.parents || share >= model.kernels->max_queries) return 1;
+  const int together = model.kernels->max_queries / share;
+  return segment.rows > 16 ? 4 * together : together;
+}
+
+void lay_out_rows(OutriderModel &model, const OutriderBatch &batch) {
+  Workspace &work = model.work;
+  work.rows.clear();
+  work.segment_start.clear();
+  work.units.clear();
+  work.slots.resize(batch.segment_count);
+  for (int s = 0; s < batch.segment_count; ++s) {
+    const OutriderSegment &segment = batch.segments[s];
+    const int start = (int)work.rows.size();
+    work.segment_start.push_back(start);
+    work.slots[s].resize(segment.rows);
+    if (work.paths.size() < (size_t)(start + segment.rows)) work.paths.resize(start + segment.rows);
+    for (int i = 0; i < segment.rows; ++i) {
+      const int slot = segment.length + i, parent = segment.parents ? segment.parents[i] : i - 1;
+      const int position = parent < 0 ? segment.length : work.rows[start + parent].position + 1;
+      work.rows.push_back({s, slot, position});
+      work.slots[s][i] = slot;
+      if (!segment.parents) continue;
+      std::vector<int32_t> &path = work.paths[start + i];
+      if (parent < 0) path.clear();
+      else path = work.paths[start + parent];
+      path.push_back(slot);
+    }
+    const int each = attention_rows(model, segment);
+    for (int first = 0; first < segment.rows; first += each)
+      for (int head = 0; head < model.shape.kv_heads; ++head)
+        work.units.push_back({s, head, first, std::min(each, segment.rows - first)});
+  }
+}
+
+void grow(OutriderModel &model, const OutriderBatch &batch, const Pass &pass) {
+  const OutriderShape &shape = model.shape;
+  const Kernels &kernels = *model.kernels;
+  Workspace &work = model.work;
+  const int inner_groups = Pass::whole(shape.intermediate) / kGroup;
+  auto fit = [](auto &memory, size_t size) { if (memory.size() < size) memory.resize(size); };
+  fit(work.hidden, (size_t)pass.rows * pass.hidden_stride);
+  fit(work.qkv, (size_t)pass.rows * pass.qkv_stride);
+  fit(work.attended, (size_t)pass.rows * pass.attended_stride);
+  work.normed.layout(kernels, model.rounding, pass.rows, pass.hidden_stride / kGroup);
+  work.mixed.layout(kernels, model.rounding, pass.rows, pass.attended_stride / kGroup);
+  work.inner.layout(kernels, model.rounding, pass.rows, inner_groups);
+  if (batch.wanted_count) work.last.layout(kernels, model.rounding, batch.wanted_count, pass.hidden_stride / kGroup);
+  int slots = 0;
+  for (const Row &row : work.rows) slots = std::max(slots, row.slot + 1);
+  const size_t scores = (size_t)kernels.max_queries * ((size_t)slots + 64 + 3 * OUTRIDER_PAGE);
+  const int groups = std::max({pass.hidden_stride, pass.attended_stride, inner_groups * kGroup}) / kGroup;
+  work.threads.resize(shape.threads);
+  for (Workspace::Thread &own : work.threads) {
+    fit(own.row, (size_t)pass.hidden_stride + 16);
+    fit(own.tile, (size_t)2 * std::max(pass.rows, batch.wanted_count) * kPair);
+    fit(own.scores, scores);
+    fit(own.expanded, kernels.scratch_bytes(groups) + 64);
+  }
+}
+
+}  // namespace
+
+void forward(OutriderModel &model, const OutriderBatch &batch) {
+  lay_out_rows(model, batch);
+  Pass pass(model, batch, (int)model.work.rows.size());
+  grow(model, batch, pass);
+  model.team->run([](void *context, int thread) { static_cast<Pass *>(context)->run(thread); }, &pass);
+}
+
+}  // namespace outrider

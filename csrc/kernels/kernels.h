@@ -1,0 +1,50 @@
+// What one instruction set offers; `isa.cpp` picks one table per model.
+#pragma once
+
+#include "../activations.h"
+#include "../matrix.h"
+
+namespace outrider {
+
+// Queries of one key-value head over one sequence. Position p is slot p up to `common`; a query sees the common slots,
+// then the slots of its tail in order. The order of sums is by position alone.
+struct Attention {
+  void *const *pages;
+  ptrdiff_t key_offset, value_offset;  // of this layer and head within a page, bytes
+  int head_dim, padded_dim;            // padded to whole vectors
+  int common;                          // slots that all queries see
+  int slots;                           // slots written so far: scores are computed for these
+  int queries;
+  const float *const *query;  // [queries] -> [head_dim], scaled
+  float *const *out;          // [queries] -> [head_dim]
+  const int32_t *const *tail;  // [queries] -> slots after the common ones
+  const int32_t *tail_count;  // [queries]
+  float *scratch;             // [queries, whole pages of positions] and room for one tail
+};
+
+struct Kernels {
+  const char *name;
+  const int *widths;  // ascending, ends with 0
+  int max_queries;
+  // Products of one pair of panels with all rows: out[row * 32 + output]. `scratch`: scratch_bytes(groups) bytes.
+  void (*product)(const Matrix &, int pair, const Activations &, float *out, uint8_t *scratch);
+  size_t (*scratch_bytes)(int groups);
+  // Rounds groups [begin, end) of one row x [groups * 32] into row r of a block.
+  void (*prepare)(Rounding, const float *x, Block &, int r, int begin, int end);
+  void (*rms_norm)(const float *x, const float *weight, float eps, int count, float *out);
+  // out[i] = gate[i] * sigmoid(gate[i]) * up[i] for 32 values.
+  void (*swiglu)(const float *gate, const float *up, float *out);
+  // Rotates pairs (j, j + half) of one head.
+  void (*rotate)(float *x, const float *cosines, const float *sines, int half);
+  void (*store_key)(void *const *pages, ptrdiff_t offset, int slot, const float *x, int head_dim);
+  void (*store_value)(void *const *pages, ptrdiff_t offset, int slot, const float *x, int head_dim, int padded_dim);
+  void (*attend)(const Attention &);
+  // The bfloat16 cache's versions of the three above.
+  void (*store_key_bfloat16)(void *const *pages, ptrdiff_t offset, int slot, const float *x, int head_dim);
+  void (*store_value_bfloat16)(void *const *pages, ptrdiff_t offset, int slot, const float *x, int head_dim, int padded_dim);
+  void (*attend_bfloat16)(const Attention &);
+  // Multiply-adds of `rounding` arithmetic on registers and the first-level cache; returns how many were done.
+  double (*multiply)(Rounding, int rounds);
+};
+
+}  // namespace outrider

@@ -1,0 +1,112 @@
+// The packed model: shape, weights, threads and the working memory of a pass.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "outrider.h"
+#include "threads.h"
+
+namespace outrider {
+
+// Zeroed memory in large pieces, freed together; huge pages where the system has them.
+class Arena {
+ public:
+  Arena() = default;
+  Arena(const Arena &) = delete;
+  Arena &operator=(const Arena &) = delete;
+  ~Arena();
+  uint8_t *take(size_t bytes);
+
+ private:
+  struct Piece { uint8_t *data; size_t size, used; };
+  std::vector<Piece> pieces_;
+};
+
+struct Layer {
+  Matrix matrices[9];               // by OutriderMatrix
+  std::vector<float> biases[9];     // empty: none
+  std::vector<float> attention_norm, mlp_norm, query_norm, key_norm;
+  const Matrix &at(OutriderMatrix which) const { return matrices[which]; }
+};
+
+// Rows laid out for products: the memory behind one `Activations`.
+class Inputs {
+ public:
+  // Cuts `rows` rows of `groups` groups into blocks of the given widths.
+  void layout(const Kernels &kernels, Rounding rounding, int rows, int groups);
+  // Rounds groups [begin, end) of row x.
+  void prepare(const Kernels &kernels, int row, const float *x, int begin, int end);
+  const Activations &view() const { return activations_; }
+
+ private:
+  Activations activations_;
+  std::vector<Block> blocks_;
+  std::vector<int> block_of_;  // [rows]
+  std::vector<uint32_t> memory_;
+};
+
+struct Row {
+  int segment, slot, position;
+};
+
+// Rows of one segment that attend together.
+struct AttentionUnit {
+  int segment, kv_head, first, rows;  // first: within the segment
+};
+
+// What a pass needs beside weights and caches; grows to the largest pass.
+struct Workspace {
+  std::vector<Row> rows;
+  std::vector<int> segment_start;                // first row of each segment
+  std::vector<std::vector<int32_t>> slots;       // per segment: its rows' slots in order
+  std::vector<std::vector<int32_t>> paths;       // per row of a tree: slots from row 0 down to itself
+  std::vector<AttentionUnit> units;
+  std::vector<float> hidden;    // [rows, hidden_stride]
+  std::vector<float> qkv;       // [rows, qkv_stride]
+  std::vector<float> attended;  // [rows, attended_stride]
+  Inputs normed, mixed, inner, last;
+  struct Thread {
+    std::vector<float> row, tile, scores;
+    std::vector<uint8_t> expanded;
+  };
+  std::vector<Thread> threads;
+};
+
+}  // namespace outrider
+
+struct OutriderModel {
+  OutriderShape shape;
+  const outrider::Kernels *kernels;
+  outrider::Rounding rounding;
+  outrider::Arena arena;
+  std::vector<outrider::Layer> layers;
+  outrider::Matrix embedding, head;  // head.data is null: the embedding serves
+  std::vector<float> final_norm;
+  std::unique_ptr<outrider::Team> team;
+  outrider::Workspace work;
+  std::mutex busy;  // one pass at a time
+
+  int padded_dim() const { return (shape.head_dim + 15) / 16 * 16; }
+  int number_bytes() const { return shape.cache == OUTRIDER_CACHE_BFLOAT16 ? 2 : 4; }
+  // Keys of one layer and head within a page; its values take a half of their own behind them.
+  ptrdiff_t half_bytes() const { return (ptrdiff_t)OUTRIDER_PAGE * padded_dim() * number_bytes(); }
+  ptrdiff_t key_offset(int layer, int head) const { return ((ptrdiff_t)layer * shape.kv_heads + head) * 2 * half_bytes(); }
+  ptrdiff_t value_offset(int layer, int head) const { return key_offset(layer, head) + half_bytes(); }
+  ptrdiff_t page_bytes() const { return key_offset(shape.layers, 0); }
+};
+
+namespace outrider {
+
+// One pass over checked arguments.
+void forward(OutriderModel &model, const OutriderBatch &batch);
+
+// The table of an instruction set that this machine has; null otherwise.
+const Kernels *kernels_of(const std::string &isa);
+// Names of all such sets, best first.
+const std::vector<std::string> &instruction_sets();
+
+}  // namespace outrider

@@ -1,0 +1,149 @@
+// The C interface of the native decoder: everything Python may call.
+//
+// Plain C types only. Functions return 0, or -1 after noting a one-line reason for `outrider_error()`.
+// The caller owns every buffer it passes and every page of a cache; the model owns its packed weights and its threads.
+#ifndef OUTRIDER_H
+#define OUTRIDER_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define OUTRIDER_API __attribute__((visibility("default")))
+
+// Raised whenever a struct or the meaning of a function changes.
+enum { OUTRIDER_ABI = 1 };
+
+// Positions per cache page.
+enum { OUTRIDER_PAGE = 64 };
+
+// What the inputs of a product are rounded to.
+typedef enum { OUTRIDER_ACT_FLOAT32 = 0, OUTRIDER_ACT_BFLOAT16 = 1, OUTRIDER_ACT_INT8 = 2 } OutriderActivations;
+
+// How keys and values are stored.
+typedef enum { OUTRIDER_CACHE_FLOAT32 = 0, OUTRIDER_CACHE_BFLOAT16 = 1 } OutriderCache;
+
+// What a matrix arrives as: rows of numbers, or rows of GGUF blocks.
+typedef enum {
+  OUTRIDER_FROM_FLOAT32 = 0,
+  OUTRIDER_FROM_Q4_0 = 1,
+  OUTRIDER_FROM_Q4_1 = 2,
+  OUTRIDER_FROM_Q8_0 = 3
+} OutriderSource;
+
+// What a matrix is kept as. Q4_0, Q4_1 and Q8_0 keep the levels and scales of the file's blocks.
+typedef enum {
+  OUTRIDER_FLOAT32 = 0,
+  OUTRIDER_BFLOAT16 = 1,
+  OUTRIDER_INT8 = 2,  // groups of 32: 256 levels, scale and offset
+  OUTRIDER_INT4 = 3,  // groups of 32: 16 levels, scale and offset
+  OUTRIDER_Q4_0 = 4,
+  OUTRIDER_Q4_1 = 5,
+  OUTRIDER_Q8_0 = 6
+} OutriderFormat;
+
+typedef enum {
+  OUTRIDER_EMBEDDING = 0,  // layer -1; used as the head too until a head is set
+  OUTRIDER_HEAD = 1,       // layer -1
+  OUTRIDER_QUERY = 2,
+  OUTRIDER_KEY = 3,
+  OUTRIDER_VALUE = 4,
+  OUTRIDER_OUTPUT = 5,
+  OUTRIDER_GATE = 6,
+  OUTRIDER_UP = 7,
+  OUTRIDER_DOWN = 8
+} OutriderMatrix;
+
+typedef enum {
+  OUTRIDER_FINAL_NORM = 0,  // layer -1
+  OUTRIDER_ATTENTION_NORM = 1,
+  OUTRIDER_MLP_NORM = 2,
+  OUTRIDER_QUERY_NORM = 3,
+  OUTRIDER_KEY_NORM = 4,
+  OUTRIDER_BIAS = 5  // + OutriderMatrix: the bias of that matrix
+} OutriderVector;
+
+typedef struct {
+  int32_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocab;
+  int32_t activations;  // OutriderActivations
+  int32_t cache;        // OutriderCache
+  int32_t threads;
+  float rms_eps;
+} OutriderShape;
+
+// New rows of one sequence. Row 0 follows the cached positions; slot `length + i` takes the keys and values of row i.
+typedef struct {
+  void *const *pages;      // pages of the sequence: enough for length + rows positions
+  int32_t length;          // positions cached before
+  int32_t rows;            // at least 1
+  const int32_t *tokens;   // [rows]
+  const int32_t *parents;  // [rows]: an earlier row, or -1 for row 0; NULL for a chain
+} OutriderSegment;
+
+typedef struct {
+  const OutriderSegment *segments;
+  int32_t segment_count;
+  const int32_t *layers;  // [layer_count], run in this order
+  int32_t layer_count;
+  const float *cosines, *sines;  // [positions, head_dim / 2]
+  int32_t positions;
+  const int32_t *taps;  // [tap_count], ascending: the hidden state entering that layer; `layers` for the last state
+  int32_t tap_count;
+  float *features;        // [rows, tap_count, hidden]
+  const int32_t *wanted;  // [wanted_count], ascending: rows whose logits are asked for
+  int32_t wanted_count;
+  float *logits;  // [wanted_count, vocab]
+} OutriderBatch;
+
+typedef struct OutriderModel OutriderModel;
+
+OUTRIDER_API int outrider_abi(void);
+// Why the last call of this thread failed.
+OUTRIDER_API const char *outrider_error(void);
+// Instruction sets of this machine that the library was built for, best first, separated by commas; "" if none.
+OUTRIDER_API const char *outrider_instruction_sets(void);
+
+// `isa`: one of the above. NULL on failure.
+OUTRIDER_API OutriderModel *outrider_create(const OutriderShape *shape, const char *isa);
+OUTRIDER_API void outrider_destroy(OutriderModel *model);
+// Rows [first, first + count) of a matrix of outputs x inputs.
+typedef struct {
+  int32_t matrix;  // OutriderMatrix
+  int32_t layer;
+  int32_t source;  // OutriderSource
+  int32_t format;  // OutriderFormat
+  int32_t outputs, inputs;
+  int32_t first, count;  // blocks are passed whole: 0 and outputs
+} OutriderRows;
+
+// Packs rows of a matrix, in ascending order over calls; the source may be freed afterwards.
+OUTRIDER_API int outrider_set_rows(OutriderModel *model, const OutriderRows *rows, const void *data);
+OUTRIDER_API int outrider_set_vector(OutriderModel *model, int32_t vector, int32_t layer, const float *data, int32_t count);
+// Checks that every matrix and norm was set and starts the threads.
+OUTRIDER_API int outrider_finish(OutriderModel *model);
+OUTRIDER_API int64_t outrider_weight_bytes(const OutriderModel *model);
+// Bytes of one page of OUTRIDER_PAGE positions, keys and values of all layers; pages are aligned to 64 bytes.
+OUTRIDER_API int64_t outrider_page_bytes(const OutriderModel *model);
+
+// One pass. Writes keys and values into the slots of the new rows, then logits and features.
+OUTRIDER_API int outrider_forward(OutriderModel *model, const OutriderBatch *batch);
+// Moves keys and values of slots length + rows[i] to length + i; `rows` ascending.
+OUTRIDER_API int outrider_keep(OutriderModel *model, void *const *pages, int32_t length, const int32_t *rows, int32_t count);
+
+// Dequantised weights of one packed row, for tests. `row` of the matrix, inputs numbers.
+OUTRIDER_API int outrider_unpack(const OutriderModel *model, int32_t matrix, int32_t layer, int32_t row, float *out);
+
+// Lowest index of the largest number of a row without NaN; -1 where a number is NaN.
+OUTRIDER_API int64_t outrider_argmax(const float *row, int64_t count);
+
+// Rates that this machine reaches on `threads` threads: bytes per second read from memory, and multiply-adds x 2 per
+// second of the arithmetic that `activations` names.
+OUTRIDER_API double outrider_read_rate(const char *isa, int32_t threads);
+OUTRIDER_API double outrider_product_rate(const char *isa, int32_t activations, int32_t threads);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,75 @@
+// What this machine reaches: bytes read from memory and multiply-adds done per second.
+#include <algorithm>
+#include <chrono>
+
+#include "model.h"
+
+using namespace outrider;
+
+namespace {
+
+constexpr size_t kBytes = (size_t)256 << 20;  // per thread: well past every cache
+
+using Clock = std::chrono::steady_clock;
+
+struct Probe {
+  Team team;
+  const Kernels *kernels;
+  Rounding rounding;
+  std::vector<const uint8_t *> memory;
+  std::vector<double> done;
+  double seconds = 0;
+};
+
+double best_rate(Probe &probe, void (*part)(void *, int)) {
+  double best = 0;
+  for (int round = 0; round < 5; ++round) {
+    const auto begin = Clock::now();
+    probe.team.run(part, &probe);
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    double done = 0;
+    for (double each : probe.done) done += each;
+    best = std::max(best, done / seconds);
+  }
+  return best;
+}
+
+void read_part(void *context, int thread) {
+  Probe &probe = *(Probe *)context;
+  const uint64_t *words = (const uint64_t *)probe.memory[thread];
+  uint64_t sums[8] = {0};
+  for (size_t i = 0; i < kBytes / 8; i += 64) {
+    for (int j = 0; j < 8; ++j) sums[j] += words[i + 8 * j];
+    __builtin_prefetch(words + i + 512);
+    __builtin_prefetch(words + i + 544);
+  }
+  for (uint64_t sum : sums) asm volatile("" ::"r"(sum));
+  probe.done[thread] = (double)kBytes;
+}
+
+void multiply_part(void *context, int thread) {
+  Probe &probe = *(Probe *)context;
+  probe.done[thread] = 2.0 * probe.kernels->multiply(probe.rounding, 400000);
+}
+
+}  // namespace
+
+double outrider_read_rate(const char *isa, int32_t threads) {
+  const Kernels *kernels = kernels_of(isa);
+  if (!kernels || threads < 1) return 0.0;
+  Probe probe{Team(threads), kernels, Rounding::kFloat32, {}, std::vector<double>(threads), 0};
+  Arena arena;
+  for (int i = 0; i < threads; ++i) {
+    uint8_t *memory = arena.take(kBytes);
+    std::fill(memory, memory + kBytes, (uint8_t)1);
+    probe.memory.push_back(memory);
+  }
+  return best_rate(probe, read_part);
+}
+
+double outrider_product_rate(const char *isa, int32_t activations, int32_t threads) {
+  const Kernels *kernels = kernels_of(isa);
+  if (!kernels || threads < 1 || activations < 0 || activations > 2) return 0.0;
+  Probe probe{Team(threads), kernels, (Rounding)activations, {}, std::vector<double>(threads), 0};
+  return best_rate(probe, multiply_part);
+}

@@ -1,0 +1,223 @@
+"""The compiled decoder as Python sees it: where it lies, its structs, and its functions, checked at the border."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from enum import IntEnum
+from typing import Any, ClassVar
+
+from outrider.errors import ConfigError, OutriderError, nearest
+
+_ABI = 1
+PAGE = 64  # positions of a cache page
+_MODULE = "outrider._native"
+
+
+class NativeError(OutriderError):
+    """The compiled decoder refused a call: an argument it was given is wrong."""
+
+
+class NativeUnavailable(OutriderError):
+    """The compiled decoder cannot be used here; the message says why."""
+
+
+class Activations(IntEnum):
+    """What the inputs of a product are rounded to."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+
+
+class Source(IntEnum):
+    """What a matrix arrives as."""
+
+    FLOAT32 = 0
+    Q4_0 = 1
+    Q4_1 = 2
+    Q8_0 = 3
+
+
+class Format(IntEnum):
+    """What a matrix is kept as."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    INT4 = 3
+    Q4_0 = 4
+    Q4_1 = 5
+    Q8_0 = 6
+
+
+class MatrixRole(IntEnum):
+    EMBEDDING = 0
+    HEAD = 1
+    QUERY = 2
+    KEY = 3
+    VALUE = 4
+    OUTPUT = 5
+    GATE = 6
+    UP = 7
+    DOWN = 8
+
+
+class VectorRole(IntEnum):
+    FINAL_NORM = 0
+    ATTENTION_NORM = 1
+    MLP_NORM = 2
+    QUERY_NORM = 3
+    KEY_NORM = 4
+    BIAS = 5  # + MatrixRole
+
+
+class Shape(ctypes.Structure):
+    _fields_: ClassVar = [
+        *((name, c_int32) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab")),
+        ("activations", c_int32), ("cache", c_int32), ("threads", c_int32), ("rms_eps", c_float),
+    ]  # fmt: skip
+
+
+class Rows(ctypes.Structure):
+    _fields_: ClassVar = [
+        (name, c_int32)
+        for name in ("matrix", "layer", "source", "format", "outputs", "inputs", "first", "count")
+    ]
+
+
+class SegmentStruct(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("pages", c_void_p), ("length", c_int32), ("rows", c_int32), ("tokens", c_void_p), ("parents", c_void_p),
+    ]  # fmt: skip
+
+
+class BatchStruct(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("segments", POINTER(SegmentStruct)), ("segment_count", c_int32),
+        ("layers", c_void_p), ("layer_count", c_int32),
+        ("cosines", c_void_p), ("sines", c_void_p), ("positions", c_int32),
+        ("taps", c_void_p), ("tap_count", c_int32), ("features", c_void_p),
+        ("wanted", c_void_p), ("wanted_count", c_int32), ("logits", c_void_p),
+    ]  # fmt: skip
+
+
+class NativeLibrary:
+    """The functions of the shared library; a call that fails raises `NativeError` with the library's reason."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._c = _declared(ctypes.CDLL(path))
+        except (OSError, AttributeError) as error:
+            raise NativeUnavailable(f"the compiled decoder cannot be opened ({error})") from None
+        if self._c.outrider_abi() != _ABI:
+            raise NativeUnavailable("the compiled decoder belongs to another version: reinstall outrider")
+
+    def instruction_sets(self) -> list[str]:
+        """What this machine runs and the library was built for, best first."""
+        return [name for name in self._c.outrider_instruction_sets().decode().split(",") if name]
+
+    def create(self, shape: Shape, isa: str) -> int:
+        model: int | None = self._c.outrider_create(ctypes.byref(shape), isa.encode())
+        if model is None:
+            raise NativeError(self._reason())
+        return model
+
+    def destroy(self, model: int) -> None:
+        self._c.outrider_destroy(model)
+
+    def set_rows(self, model: int, rows: Rows, data: int) -> None:
+        """`data`: address of the rows, contiguous."""
+        self._check(self._c.outrider_set_rows(model, ctypes.byref(rows), data))
+
+    def set_vector(self, model: int, vector: int, layer: int, data: int, count: int) -> None:
+        self._check(self._c.outrider_set_vector(model, vector, layer, data, count))
+
+    def finish(self, model: int) -> None:
+        self._check(self._c.outrider_finish(model))
+
+    def weight_bytes(self, model: int) -> int:
+        return int(self._c.outrider_weight_bytes(model))
+
+    def page_bytes(self, model: int) -> int:
+        return int(self._c.outrider_page_bytes(model))
+
+    def forward(self, model: int, batch: BatchStruct) -> None:
+        self._check(self._c.outrider_forward(model, ctypes.byref(batch)))
+
+    def keep(self, model: int, pages: Any, length: int, rows: Any, count: int) -> None:
+        self._check(self._c.outrider_keep(model, pages, length, rows, count))
+
+    def unpack(self, model: int, matrix: int, layer: int, row: int, out: int) -> None:
+        self._check(self._c.outrider_unpack(model, matrix, layer, row, out))
+
+    def read_rate(self, isa: str, threads: int) -> float:
+        """Bytes per second read from memory."""
+        return float(self._c.outrider_read_rate(isa.encode(), threads))
+
+    def product_rate(self, isa: str, activations: Activations, threads: int) -> float:
+        """Operations (two per multiply-add) per second of this arithmetic, operands at hand."""
+        return float(self._c.outrider_product_rate(isa.encode(), int(activations), threads))
+
+    def _check(self, code: int) -> None:
+        if code != 0:
+            raise NativeError(self._reason())
+
+    def _reason(self) -> str:
+        return str(self._c.outrider_error().decode())
+
+
+@functools.lru_cache(maxsize=1)
+def library() -> NativeLibrary:
+    """The library of this installation, opened once. Raises `NativeUnavailable` saying why it is not there."""
+    found = importlib.util.find_spec(_MODULE)
+    if found is None or found.origin is None:
+        raise NativeUnavailable(
+            "outrider was installed without a C++ compiler: install g++ and reinstall outrider"
+        )
+    opened = NativeLibrary(found.origin)
+    if not opened.instruction_sets():
+        raise NativeUnavailable("the processor has neither AVX2 with FMA nor AVX-512")
+    return opened
+
+
+def chosen_isa(opened: NativeLibrary) -> str:
+    """The best instruction set, or the one that OUTRIDER_ISA names. Raises `ConfigError` on an unknown one."""
+    sets = opened.instruction_sets()
+    wanted = os.environ.get("OUTRIDER_ISA")
+    if not wanted:
+        return sets[0]
+    if wanted not in sets:
+        raise ConfigError(
+            f"OUTRIDER_ISA {wanted!r} is not one of {', '.join(sets)}, which this machine has{nearest(wanted, sets)}"
+        )
+    return wanted
+
+
+def _declared(c: ctypes.CDLL) -> ctypes.CDLL:
+    """Gives every function its types."""
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "abi": (c_int, []),
+        "error": (c_char_p, []),
+        "instruction_sets": (c_char_p, []),
+        "create": (c_void_p, [POINTER(Shape), c_char_p]),
+        "destroy": (None, [c_void_p]),
+        "set_rows": (c_int, [c_void_p, POINTER(Rows), c_void_p]),
+        "set_vector": (c_int, [c_void_p, c_int32, c_int32, c_void_p, c_int32]),
+        "finish": (c_int, [c_void_p]),
+        "weight_bytes": (c_int64, [c_void_p]),
+        "page_bytes": (c_int64, [c_void_p]),
+        "forward": (c_int, [c_void_p, POINTER(BatchStruct)]),
+        "keep": (c_int, [c_void_p, c_void_p, c_int32, c_void_p, c_int32]),
+        "unpack": (c_int, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
+        "argmax": (c_int64, [c_void_p, c_int64]),
+        "read_rate": (c_double, [c_char_p, c_int32]),
+        "product_rate": (c_double, [c_char_p, c_int32, c_int32]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(c, f"outrider_{name}")
+        function.restype, function.argtypes = result, arguments
+    return c

@@ -1,0 +1,113 @@
+"""Builds a `NativeDecoder`: chooses weights and activations, feeds the library, starts its threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from outrider.errors import ConfigError, nearest
+from outrider.models.arch import Arch
+from outrider.models.gguf import GGUFFile
+from outrider.models.native import NativeDecoder, NativeSetup
+from outrider.models.native_library import Activations, Format, NativeLibrary, Shape, chosen_isa, library
+from outrider.models.native_weights import WeightFeed, stored_as_blocks
+from outrider.models.weights import StateReader
+
+DTYPES = ("auto", "float32", "bfloat16", "int8", "int4", "gguf")
+ACTIVATIONS = ("auto", "float32", "bfloat16", "int8")
+_FORMATS = {
+    "float32": Format.FLOAT32,
+    "bfloat16": Format.BFLOAT16,
+    "int8": Format.INT8,
+    "int4": Format.INT4,
+}
+
+
+def load_native(
+    arch: Arch, state: Mapping[str, torch.Tensor], file: GGUFFile | None, *, dtype: str = "auto",
+    activations: str = "auto", threads: int | None = None, taps: Sequence[int] = (),
+) -> NativeDecoder:  # fmt: skip
+    """Packs a model. `file`: the GGUF file it comes from, whose blocks `dtype="gguf"` keeps; None for other sources.
+
+    `dtype` auto: gguf for a file of blocks, else bfloat16. `activations` auto: float32 for float32 weights, else
+    bfloat16. `threads` None: one for each core of this process. Raises `NativeUnavailable`, `ConfigError`, or
+    `ModelLoadError` naming a tensor that does not fit.
+    """
+    opened = library()
+    isa = chosen_isa(opened)
+    for tap in taps:
+        if not 0 <= tap <= arch.layers:
+            raise ConfigError(f"tap {tap} is not a layer of this model: choose 0 to {arch.layers}")
+    chosen = chosen_dtype(dtype, file)
+    rounding = chosen_activations(activations, chosen)
+    count = len(os.sched_getaffinity(0)) if threads is None else threads
+    setup = NativeSetup(chosen, rounding, isa, count)
+    model = opened.create(_shape(arch, setup), isa)
+    try:
+        _fill(opened, model, arch, state, file if chosen == "gguf" else None, setup)
+        opened.finish(model)
+    except BaseException:
+        opened.destroy(model)
+        raise
+    return NativeDecoder(opened, model, arch, setup, taps)
+
+
+def chosen_dtype(dtype: str, file: GGUFFile | None) -> str:
+    """What `dtype` means for this model. Raises `ConfigError` on gguf for a model that has no blocks."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}{nearest(dtype, DTYPES)}")
+    if dtype == "auto":
+        return "gguf" if file is not None and stored_as_blocks(file) else "bfloat16"
+    if dtype == "gguf" and file is None:
+        raise ConfigError(
+            "dtype 'gguf' keeps the blocks of a GGUF file, and this model is none: use 'bfloat16'"
+        )
+    return dtype
+
+
+def chosen_activations(activations: str, dtype: str) -> Activations:
+    """What `activations` means for these weights. Raises `ConfigError` on a pair that has no kernel."""
+    if activations not in ACTIVATIONS:
+        raise ConfigError(
+            f"activations must be one of {', '.join(ACTIVATIONS)}, not {activations!r}"
+            f"{nearest(activations, ACTIVATIONS)}"
+        )
+    if activations == "auto":
+        return Activations.FLOAT32 if dtype == "float32" else Activations.BFLOAT16
+    if (activations == "float32") != (dtype == "float32"):
+        other = "float32" if dtype == "float32" else "'bfloat16' or 'int8'"
+        raise ConfigError(
+            f"activations {activations!r} do not go with dtype {dtype!r}: use {other} activations"
+        )
+    if activations == "int8" and dtype == "bfloat16":
+        raise ConfigError(
+            "activations 'int8' do not go with dtype 'bfloat16': use dtype 'int8', 'int4' or 'gguf'"
+        )
+    return Activations[activations.upper()]
+
+
+def _shape(arch: Arch, setup: NativeSetup) -> Shape:
+    small_cache = setup.dtype != "float32"
+    return Shape(
+        arch.layers, arch.hidden, arch.intermediate, arch.heads, arch.kv_heads, arch.head_dim, arch.vocab_size,
+        setup.activations, int(small_cache), setup.threads, arch.rms_eps,
+    )  # fmt: skip
+
+
+def _fill(
+    opened: NativeLibrary, model: int, arch: Arch, state: Mapping[str, torch.Tensor], file: GGUFFile | None,
+    setup: NativeSetup,
+) -> None:  # fmt: skip
+    reader = StateReader(state, torch.float32)
+    if file is not None:  # what the file does not keep as blocks
+        plain = Format.INT8 if setup.activations is Activations.INT8 else Format.BFLOAT16
+        feed = WeightFeed(opened, model, plain)
+        feed.blocks(arch, reader, file)
+    else:
+        feed = WeightFeed(opened, model, _FORMATS[setup.dtype])
+        feed.numbers(arch, reader)
+    feed.vectors(arch, reader)
+    reader.forget("lm_head.weight")
+    reader.finish()
