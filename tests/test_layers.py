@@ -23,7 +23,8 @@ MAY_IMPORT = {
     "intake": {"core", "text"},
     "stream": {"core", "engine"},
     "llm": {"core", "models", "config", "text", "drafters", "engine", "pairing", "intake", "stream"},
-    "cli": {"llm", "core", "models", "config", "text", "pairing", "intake", "stream"},
+    "doctor": {"llm", "core", "models", "text"},
+    "cli": {"doctor", "llm", "core", "models", "config", "text", "pairing", "intake", "stream"},
     "testing": {"core", "models", "config", "drafters", "engine", "llm"},
 }
 # Third-party packages a part may import; parts not named here may import any.

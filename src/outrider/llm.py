@@ -21,6 +21,7 @@ from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.errors import ConfigError, GenerationError, ParameterError
 from outrider.intake import Intake, Limits, Prompt, as_params, as_prompts
 from outrider.models.load import load, resolve
+from outrider.models.native import NativeDecoder
 from outrider.pairing import load_draft
 from outrider.stream import Delta, TextStream
 from outrider.text import Tokenizer, load_tokenizer
@@ -37,17 +38,22 @@ class LLM:
     """A model with a drafter, ready to write.
 
     `model`: a name (`smollm2-135m`), a GGUF file, a folder of safetensors, or a hub id in the local cache.
-    `target`: which implementation runs it. `dtype`: "auto", "float32" or "bfloat16". `speculative_config`:
-    vLLM's keys; None is plain decoding. Raises `ModelLoadError`, `ConfigError` or `PairError`. Not safe to
-    use from two threads at once.
+    `target`, `dtype`, `activations` and `threads`: which implementation runs it and how, as `models.load` takes
+    them; `threads` given for the compiled decoder leave torch one thread. `speculative_config`: vLLM's keys; None is
+    plain decoding. Raises `ModelLoadError`, `ConfigError` or `PairError`. Not safe to use from two threads at once.
     """
 
     def __init__(self, model: str, *, target: str = "auto", dtype: str = "auto", device: str = "cpu",
-                 threads: int | None = None, speculative_config: SpeculativeSettings = None) -> None:  # fmt: skip
+                 activations: str = "auto", threads: int | None = None,
+                 speculative_config: SpeculativeSettings = None) -> None:  # fmt: skip
         config = SpeculativeConfig.of(speculative_config)
         check_methods(config)
         source = resolve(model)
-        loaded = load(source, target=target, dtype=dtype, device=device, threads=threads)
+        loaded = load(
+            source, target=target, dtype=dtype, device=device, activations=activations, threads=threads
+        )
+        if threads is not None and isinstance(loaded, NativeDecoder):
+            torch.set_num_threads(1)  # torch's pool beside the decoder's workers would outnumber the cores
         self._join(loaded, load_tokenizer(source), config, threads)
 
     @classmethod

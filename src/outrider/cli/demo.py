@@ -12,7 +12,7 @@ from outrider.cli.demo_prompts import PROMPTS
 from outrider.cli.exit_codes import CHECK_FAILED
 from outrider.cli.options import EngineSettings, engine_options, speculation_options, speculative_settings
 from outrider.cli.progress import Progress
-from outrider.cli.report import Totals, print_json
+from outrider.cli.report import Totals, items, placement, print_json
 from outrider.config import SpeculativeConfig
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def demo(max_tokens: int, as_json: bool, **given: Any) -> int:
     if not {"method", "model", "assistant_early_exit", "skip_layers"} & set(settings):
         settings["method"] = "ngram"
     config = SpeculativeConfig.of(settings)
-    plain = EngineSettings(_MODEL, given["target"], given["dtype"], given["device"], given["threads"],
-                           SpeculativeConfig()).open()  # fmt: skip
+    plain = EngineSettings.drafting(_MODEL, given, SpeculativeConfig()).open()
     drafting = plain.with_speculation(config)
     rows = list(_measured(plain, drafting, max_tokens))
     if as_json:
@@ -127,6 +126,8 @@ def _report(rows: Sequence[Row], drafting: LLM) -> dict[str, Any]:
         "same_text": all(row.first_difference is None for row in rows),
         "ratio": _overall(rows),
         "method": list(drafting.config.methods),
+        **placement(drafting.target),
+        "row_invariant": drafting.target.row_invariant,
         "guarantee": drafting.guarantee,
         "guarantee_reason": drafting.guarantee_reason,
     }
@@ -149,6 +150,7 @@ def _print_table(rows: Sequence[Row], drafting: LLM) -> None:
     table.add_row("all", "", "", f"{_overall(rows):.2f}x", "", "", style="bold")
     Console().print(table)
     click.echo(_verdict(rows, drafting))
+    click.echo(", ".join(items(placement(drafting.target))))
     click.echo(f"guarantee: {drafting.guarantee} ({drafting.guarantee_reason})")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +10,7 @@ import click
 from outrider.cli.exit_codes import CHECK_FAILED
 from outrider.cli.options import EngineSettings, engine_options
 from outrider.cli.progress import Progress
-from outrider.cli.report import print_json
+from outrider.cli.report import items, placement, print_json
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model")
 @click.option("--draft", metavar="MODEL", help="Checks whether this model can draft for MODEL.")
-@click.option("--draft-dtype", metavar="NAME", help="The draft's dtype: auto (default), float32 or bfloat16.")
+@click.option("--draft-dtype", metavar="NAME", help="The draft's dtype, as --dtype; auto by default.")
 @click.option("--draft-device", metavar="NAME", help="The draft's device: cpu (default) or cuda.")
 @click.option("--json", "as_json", is_flag=True, help="Prints one JSON object and nothing else.")
 @engine_options
@@ -50,7 +50,6 @@ def describe(llm: LLM) -> dict[str, Any]:
         "vocab_size": target.vocab_size,
         "context": target.max_length,
         **placement(target),
-        "target": type(target).__name__,
         "tokenizer": {
             "kind": tokenizer.kind,
             "size": tokenizer.vocab_size,
@@ -61,15 +60,6 @@ def describe(llm: LLM) -> dict[str, Any]:
         "row_invariant": target.row_invariant,
         "guarantee": llm.guarantee,
         "guarantee_reason": llm.guarantee_reason,
-    }
-
-
-def placement(target: Any) -> dict[str, str | None]:
-    """Where a model runs and in what precision; None for targets that hold no tensors."""
-    dtype, device = getattr(target, "dtype", None), getattr(target, "device", None)
-    return {
-        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
-        "device": None if device is None else str(device),
     }
 
 
@@ -105,16 +95,7 @@ def _print_table(report: dict[str, Any]) -> None:
         if value is None:
             shown = "-"
         elif isinstance(value, dict):
-            shown = ", ".join(_items(value))
+            shown = ", ".join(items(value))
         elif isinstance(value, bool):
             shown = "yes" if value else "no"
         click.echo(f"{name:<{width}}  {shown}")
-
-
-def _items(values: Mapping[str, Any]) -> Iterator[str]:
-    """The facts of a group, those of a group within it under its name."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from (f"{name} {item}" for item in _items(value))
-        elif value not in (None, []):
-            yield f"{name} {value}"

@@ -22,6 +22,7 @@ _COMMANDS = {
     "chat": "outrider.cli.chat",
     "inspect": "outrider.cli.inspect",
     "demo": "outrider.cli.demo",
+    "doctor": "outrider.cli.doctor",
 }
 
 
@@ -46,6 +47,19 @@ class LazyCommands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+class OncePerMessage:
+    """Lets each message through once: a target and its draft may have the same to say."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        new = message not in self._seen
+        self._seen.add(message)
+        return new
+
+
 @click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="outrider %(version)s")
 def outrider() -> None:
@@ -60,6 +74,7 @@ def main() -> int:
         warnings.simplefilter("ignore")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
+    handler.addFilter(OncePerMessage())
     logging.getLogger("outrider").addHandler(handler)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

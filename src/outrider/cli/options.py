@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _ENGINE = (
-    click.option("--target", type=click.Choice(["auto", "hf", "torch", "native"]), default="auto", show_default=True,
+    click.option("--target", type=click.Choice(["auto", "native", "torch", "hf"]), default="auto", show_default=True,
                  help="Which implementation runs the model."),
-    click.option("--dtype", default="auto", show_default=True, metavar="NAME", help="auto, float32 or bfloat16."),
+    click.option("--dtype", default="auto", show_default=True, metavar="NAME",
+                 help="auto, float32, bfloat16; on native also int8, int4, gguf (the file's own blocks)."),
+    click.option("--activations", type=click.Choice(["auto", "float32", "bfloat16", "int8"]), default="auto",
+                 show_default=True, help="What native rounds the inputs of products to."),
     click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu or cuda."),
     click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads of the CPU to use."),
 )  # fmt: skip
@@ -93,6 +96,7 @@ class EngineSettings:
     model: str
     target: str
     dtype: str
+    activations: str
     device: str
     threads: int | None
     speculation: SpeculativeConfig
@@ -100,18 +104,31 @@ class EngineSettings:
     @staticmethod
     def of(model: str, given: Mapping[str, Any]) -> EngineSettings:
         """Reads the values of `engine_options` and `speculation_options`. Raises `ConfigError`."""
-        speculation = SpeculativeConfig.of(speculative_settings(given))
+        return EngineSettings.drafting(model, given, SpeculativeConfig.of(speculative_settings(given)))
+
+    @staticmethod
+    def drafting(model: str, given: Mapping[str, Any], speculation: SpeculativeConfig) -> EngineSettings:
+        """Reads the values of `engine_options`; how the model drafts is settled already."""
         return EngineSettings(
-            model, given["target"], given["dtype"], given["device"], given["threads"], speculation
-        )
+            model=model, target=given["target"], dtype=given["dtype"], activations=given["activations"],
+            device=given["device"], threads=given["threads"], speculation=speculation,
+        )  # fmt: skip
 
     def open(self) -> LLM:
         """Loads the model, with a progress line when that takes long."""
         with Progress(f"loading {self.model}"):
-            from outrider.llm import LLM
+            import torch
 
-            return LLM(self.model, target=self.target, dtype=self.dtype, device=self.device, threads=self.threads,
-                       speculative_config=self.speculation)  # fmt: skip
+            from outrider.llm import LLM
+            from outrider.models.native import NativeDecoder
+
+            llm = LLM(
+                self.model, target=self.target, dtype=self.dtype, activations=self.activations, device=self.device,
+                threads=self.threads, speculative_config=self.speculation,
+            )  # fmt: skip
+            if isinstance(llm.target, NativeDecoder):
+                torch.set_num_threads(1)  # its pool beside the decoder's workers would outnumber the cores
+        return llm
 
 
 def speculative_settings(given: Mapping[str, Any]) -> dict[str, Any]:

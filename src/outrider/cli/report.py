@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from outrider.core.protocols import TargetModel
     from outrider.core.records import Completion, SpeculationStats, TokenLogprob
     from outrider.llm import LLM
 
@@ -18,6 +19,22 @@ if TYPE_CHECKING:
 def print_json(content: Mapping[str, Any]) -> None:
     """One JSON object on stdout, ASCII only, so that no terminal or locale can break it."""
     click.echo(json.dumps(content, allow_nan=False))
+
+
+def placement(target: TargetModel) -> dict[str, Any]:
+    """Which implementation runs a model, in what precision and where; None for what it does not have."""
+    from outrider.models.placement import placement_of
+
+    return asdict(placement_of(target))
+
+
+def items(values: Mapping[str, Any]) -> Iterator[str]:
+    """The facts of a group in words, those of a group within it under its name."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from (f"{name} {item}" for item in items(value))
+        elif value not in (None, []):
+            yield f"{name} {value}"
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,11 @@ class HfTarget:
         """A target over a model that the user holds: no reload, no copy, nothing of it changed."""
         return HfTarget(model, taps)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters, a tied embedding counted once."""
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
     @torch.no_grad()
     def extend(self, chunks: Sequence[Chunk]) -> list[torch.Tensor | None]:
         """See `TargetModel.extend`. Raises `ParameterError` when a sequence would outgrow the context."""

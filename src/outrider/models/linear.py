@@ -36,6 +36,7 @@ class Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._bias = bias
         self._packed = weight.device.type == "cpu" and _packs(weight.dtype) and packing_available()
+        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
         if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKED_FOR)
         self._weight = weight

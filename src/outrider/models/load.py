@@ -119,7 +119,7 @@ def load(
     bfloat16; int8, int4 or gguf on native; float16 (on an accelerator) or float64 on torch and hf. auto is the file's
     own blocks or bfloat16 on native, elsewhere float32 for float32 checkpoints and bfloat16 for the rest.
     `activations` (native): what the inputs of products are rounded to; auto is float32 for float32, else bfloat16.
-    `threads` are the decoder's on native, which leaves torch one, and torch's otherwise, for the whole process.
+    `threads` are the decoder's own on native (None: one per core), elsewhere those of torch for the whole process.
     Raises `ConfigError` or `ModelLoadError`.
     """
     _check_choice("target", target, TARGETS)
@@ -203,14 +203,11 @@ def _load_native(
     arch = load_arch(source)
     file = source.gguf if source.kind is SourceKind.GGUF else None
     try:
-        loaded = load_native(
+        return load_native(
             arch, load_state(source), file, dtype=dtype, activations=activations, threads=threads, taps=taps
         )
     except ModelLoadError as error:
         raise type(error)(f"{source.path}: {error}") from None
-    if threads is not None:
-        torch.set_num_threads(1)  # its pool beside the decoder's workers would outnumber the cores
-    return loaded
 
 
 def _load_torch(source: ModelSource, dtype: str, device: torch.device, taps: Sequence[int]) -> TargetModel:

@@ -66,6 +66,11 @@ class TorchDecoder:
         self._caches: dict[int, SequenceCache] = {}
         self._scored: dict[int, tuple[int, ...]] = {}  # slots of the rows of the last score, by sequence
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the matrices that a pass reads, a head of its own precision included."""
+        return self._weights.nbytes
+
     @torch.inference_mode()
     def extend(self, chunks: Sequence[Chunk]) -> list[torch.Tensor | None]:
         """See `TargetModel.extend`. Raises `ParameterError` when a sequence would outgrow the context."""

@@ -28,6 +28,10 @@ class LayerWeights:
     gate_up: Linear
     down: Linear
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (self.qkv, self.output, self.gate_up, self.down)
+
 
 @dataclass(frozen=True, eq=False)
 class DecoderWeights:
@@ -37,6 +41,12 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor  # [hidden]
     head: Linear
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass reads: all but the embedding, of which it reads a few rows."""
+        linears = [linear for layer in self.layers for linear in layer.linears]
+        return self.head.nbytes + sum(linear.nbytes for linear in linears)
 
 
 def decoder_weights(

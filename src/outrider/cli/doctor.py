@@ -1,0 +1,91 @@
+"""`outrider doctor`: how a model runs on this machine, what a pass costs, and what its precision loses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outrider.cli.demo_prompts import PROMPTS
+from outrider.cli.options import EngineSettings, engine_options
+from outrider.cli.progress import Progress
+from outrider.cli.report import print_json
+from outrider.config import SpeculativeConfig
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.doctor import Checkup
+
+
+@click.command()
+@click.argument("model", default="smollm2-135m")
+@click.option("--json", "as_json", is_flag=True, help="Prints one JSON object and nothing else.")
+@engine_options
+def doctor(model: str, as_json: bool, **given: Any) -> None:
+    """Measures MODEL (smollm2-135m by default) on this machine.
+
+    Times passes over 1 to 16 rows, probes memory bandwidth and arithmetic, and compares the model's next-token laws
+    with those of float32 over 2,000 positions of greedy answers. Takes about a minute on two cores. The questions are
+    those of spec_bench.jsonl in the folder OUTRIDER_PROMPTS, else a few built-in ones.
+    """
+    if given["device"] != "cpu":
+        raise ConfigError("doctor measures the CPU: leave --device at 'cpu'")
+    llm = EngineSettings.drafting(model, given, SpeculativeConfig()).open()
+    with Progress("loading float32 to compare with") as progress:
+        from outrider.doctor import PromptSet, checkup, question_prompts, reference_of
+        from outrider.models.load import resolve
+
+        prompts = question_prompts(PromptSet("built-in prompts", tuple(message for _, message in PROMPTS)))
+        reference = reference_of(resolve(model), llm.target)
+        progress.say("measuring")
+        found = checkup(llm.target, llm.tokenizer, reference, prompts)
+    if as_json:
+        print_json(report(found))
+    else:
+        _print_table(found, prompts.name)
+
+
+def report(found: Checkup) -> dict[str, Any]:
+    """The measurements, ready for JSON."""
+    placement, error = found.placement, found.error
+    return {
+        "target": placement.target,
+        "dtype": placement.dtype,
+        "activations": placement.activations,
+        "isa": placement.isa,
+        "threads": placement.threads,
+        "cost_ms": {str(width): round(cost, 3) for width, cost in found.cost_ms.items()},
+        "bandwidth_gbs": round(found.rates.bandwidth_gbs, 2),
+        "product_gflops": round(found.rates.product_gflops, 1),
+        "weight_bytes": found.weight_bytes,
+        "error": None if error is None else {"kl_nats": error.kl_nats, "top1": error.top1},
+    }
+
+
+def _print_table(found: Checkup, prompts: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    facts = report(found)
+    table = Table(show_header=False)
+    for name in ("target", "dtype", "activations", "isa", "threads"):
+        table.add_row(name, "-" if facts[name] is None else str(facts[name]))
+    costs = found.cost_ms
+    rows = (f"{width}: {cost:.2f} ms ({cost / costs[1]:.2f}x)" for width, cost in costs.items())
+    table.add_row("cost of rows", "\n".join(rows))
+    table.add_row("memory", f"{found.rates.bandwidth_gbs:.1f} GB/s")
+    table.add_row("products", f"{found.rates.product_gflops:.0f} GFLOP/s")
+    size = found.weight_bytes
+    table.add_row("weights", "-" if size is None else f"{size / 1e6:.1f} MB")
+    table.add_row("against float32", _error_text(found, prompts))
+    Console().print(table)
+
+
+def _error_text(found: Checkup, prompts: str) -> str:
+    error = found.error
+    if error is None:
+        return f"no question of {prompts} fits the model's context"
+    return (
+        f"KL {error.kl_nats:.2g} nats, same likeliest token at {error.top1:.2%}\n"
+        f"({error.positions} positions of greedy answers to {prompts})"
+    )

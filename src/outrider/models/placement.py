@@ -1,0 +1,43 @@
+"""`Placement`: which implementation runs a model, in what precision, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from outrider.core.protocols import TargetModel
+from outrider.models.native import NativeDecoder
+
+_NAMES = {"TorchDecoder": "torch", "HfTarget": "hf"}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What `load` settled on; None where a target has no such thing.
+
+    `activations`: what the inputs of products are rounded to. `isa`: the instruction set of the compiled decoder.
+    `threads`: of the decoder, or of torch for what runs on the CPU.
+    """
+
+    target: str
+    dtype: str | None
+    activations: str | None
+    isa: str | None
+    threads: int | None
+    device: str | None
+
+
+def placement_of(target: TargetModel) -> Placement:
+    """Where and how a loaded target runs; a target that is not ours is called by its class."""
+    if isinstance(target, NativeDecoder):
+        setup = target.setup
+        activations = setup.activations.name.lower()
+        return Placement("native", setup.dtype, activations, setup.isa, setup.threads, "cpu")
+    name = type(target).__name__
+    dtype, device = getattr(target, "dtype", None), getattr(target, "device", None)
+    precision = None if dtype is None else str(dtype).removeprefix("torch.")
+    on_cpu = device is not None and torch.device(device).type == "cpu"
+    threads = torch.get_num_threads() if on_cpu else None
+    place = None if device is None else str(device)
+    return Placement(_NAMES.get(name, name), precision, precision, None, threads, place)
