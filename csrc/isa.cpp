@@ -3,6 +3,7 @@
 
 namespace outrider {
 
+// The build names the sets whose flags the compiler refused: OUTRIDER_WITHOUT_<SET>.
 #define OUTRIDER_DECLARE(set) \
   namespace set {             \
   extern const Kernels kTable; \
@@ -16,14 +17,20 @@ namespace {
 std::vector<const Kernels *> found() {
   std::vector<const Kernels *> tables;
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+  [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  [[maybe_unused]] const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#ifndef OUTRIDER_WITHOUT_AVX512VNNI
   if (avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16") &&
       __builtin_cpu_supports("avx512vbmi"))
     tables.push_back(&avx512vnni::kTable);
+#endif
+#ifndef OUTRIDER_WITHOUT_AVX512F
   if (avx512) tables.push_back(&avx512f::kTable);
+#endif
+#ifndef OUTRIDER_WITHOUT_AVX2
   if (avx2) tables.push_back(&avx2::kTable);
+#endif
   return tables;
 }
 
