@@ -114,10 +114,15 @@ def test_a_log_gets_whole_lines(monkeypatch, quick) -> None:
     assert log.getvalue() == "demo (0 s)\n"
 
 
+def slow(*given: object, **settings: object) -> SimpleNamespace:
+    time.sleep(0.1)
+    return SimpleNamespace(target=None)
+
+
 def test_loading_says_so_after_two_seconds_in_a_log_too(monkeypatch, quick) -> None:
     assert WAIT == 2.0
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
-    monkeypatch.setattr(llm, "LLM", lambda *given, **settings: time.sleep(0.1))
-    EngineSettings("model", "auto", "auto", "cpu", None, SpeculativeConfig()).open()
+    monkeypatch.setattr(llm, "LLM", slow)
+    EngineSettings("model", "auto", "auto", "auto", "cpu", None, SpeculativeConfig()).open()
     assert log.getvalue() == "loading model (0 s)\n"

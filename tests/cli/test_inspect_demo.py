@@ -22,6 +22,9 @@ def test_inspect_reports_the_model_and_its_promise(outrider, target) -> None:
     assert report["layers"] == 4
     assert report["row_invariant"] is True
     assert report["guarantee"] == "same_text"
+    assert report["guarantee_reason"] == "the target's logits are bitwise equal at any width"
+    assert report["target"] == "WatchedTarget"
+    assert [report[name] for name in ("activations", "isa", "threads")] == [None, None, None]
     assert report["tokenizer"]["kind"] == "BPE"
     assert report["tokenizer"]["size"] == 256
     assert len(report["tokenizer"]["chat_template"]) == 64
@@ -61,7 +64,8 @@ def test_inspect_loads_the_draft_where_it_is_told_and_says_where_both_run(outrid
         "cpu",
     )
     report = json.loads(outrider(*arguments, "--json").out)
-    assert report["pair"]["draft"] == {"dtype": "bfloat16", "device": "cpu"}
+    assert report["pair"]["draft"].items() >= {"dtype": "bfloat16", "device": "cpu"}.items()
+    assert report["pair"]["draft"].keys() >= {"target", "activations", "isa", "threads"}
     shown = outrider(*arguments)
     assert "dtype bfloat16" in shown.out
     assert "device cpu" in shown.out
@@ -87,6 +91,8 @@ def test_demo_reports_every_prompt_with_figures_that_agree(outrider, target) -> 
     assert [row["prompt"] for row in report["rows"]] == [name for name, _ in PROMPTS]
     assert report["same_text"] is True
     assert report["method"] == ["ngram"]
+    assert report["row_invariant"] is True
+    assert report.keys() >= {"target", "dtype", "activations", "isa", "threads"}
     for row in report["rows"]:
         assert row["same_text"] is True
         assert row["ratio"] == pytest.approx(row["spec_tps"] / row["plain_tps"])
@@ -98,6 +104,8 @@ def test_demo_table_says_that_the_text_is_the_same(outrider, target) -> None:
     done = outrider("demo", "--max-tokens", "8", "--num-speculative-tokens", "3")
     assert done.code == 0
     assert "same text: yes" in done.out
+    assert "target WatchedTarget" in done.out
+    assert "guarantee: same_text (the target's logits are bitwise equal at any width)" in done.out
     assert all(name in done.out for name, _ in PROMPTS)
     assert "\x1b" not in done.out
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import subprocess
 import sys
 import time
 
 import pytest
+
+from outrider.cli.main import OncePerMessage
 
 PROBE = """
 import sys
@@ -24,6 +28,8 @@ sys.exit(f"imported {{heavy}}" if heavy else code)
         (["--help"], 0),
         (["generate", "--help"], 0),
         (["demo", "--help"], 0),
+        (["doctor", "--help"], 0),
+        (["doctor", "--device", "cuda"], 2),
         (["generate", "m", "p", "--temperature", "nan"], 2),
         (["generate", "m", "p", "--method", "eagle"], 2),
         (["generate", "m", ""], 2),
@@ -57,7 +63,7 @@ def test_help_is_there_within_three_tenths_of_a_second() -> None:
 def test_help_names_every_command(outrider) -> None:
     shown = outrider("--help")
     assert shown.code == 0
-    for name in ("generate", "chat", "inspect", "demo"):
+    for name in ("generate", "chat", "inspect", "demo", "doctor"):
         assert name in shown.out
     assert outrider().out == shown.out
 
@@ -72,7 +78,7 @@ def test_version_is_the_package_version(outrider) -> None:
     ("arguments", "told"),
     [
         (["genrate"], "unknown command 'genrate'; did you mean 'generate'?"),
-        (["xyzzy"], "known: generate, chat, inspect, demo"),
+        (["xyzzy"], "known: generate, chat, inspect, demo, doctor"),
         (
             ["generate", "m", "p", "--temprature", "1"],
             "unknown option '--temprature'; did you mean '--temperature'?",
@@ -81,6 +87,7 @@ def test_version_is_the_package_version(outrider) -> None:
         (["generate", "m"], "missing argument 'PROMPT'"),
         (["generate", "m", "p", "--max-tokens", "many"], "'many' is not a valid integer"),
         (["generate", "m", "p", "--target", "tpu"], "'tpu' is not one of"),
+        (["generate", "m", "p", "--activations", "int4"], "'int4' is not one of"),
         (["generate", "m", "p", "--threads", "0"], "0 is not in the range"),
     ],
 )
@@ -91,6 +98,14 @@ def test_a_usage_error_is_one_line_that_names_the_cure(outrider, arguments: list
     assert failed.err.startswith("error: ")
     assert failed.err.count("\n") == 1
     assert told in failed.err
+
+
+def test_a_warning_is_shown_once_however_many_models_have_it_to_say() -> None:
+    handler = logging.StreamHandler(io.StringIO())
+    handler.addFilter(OncePerMessage())
+    for message in ("no compiler", "no compiler", "no memory"):
+        handler.handle(logging.makeLogRecord({"msg": message}))
+    assert handler.stream.getvalue() == "no compiler\nno memory\n"
 
 
 def test_a_defect_is_told_in_one_line_and_shown_on_request(outrider, monkeypatch) -> None:

@@ -5,11 +5,25 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from outrider.models.native_library import NativeUnavailable, library
+
 MODEL = "smollm2-135m"
+
+
+def has_native() -> bool:
+    try:
+        library()
+    except NativeUnavailable:
+        return False
+    return True
+
+
+needs_native = pytest.mark.skipif(not has_native(), reason="the compiled decoder is not built")
 
 
 def command(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -67,6 +81,87 @@ def test_generate_reads_a_pipe_and_prints_one_object() -> None:
     assert first["timings"]["predicted_per_second"] > 0
 
 
+WATCHED = """
+import sys
+from outrider.cli.main import run
+code = run({arguments!r})
+sys.exit("imported transformers" if "transformers" in sys.modules else code)
+"""
+
+
+@pytest.mark.model
+@needs_native
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", MODEL, "hello", "--max-tokens", "4"],
+        ["generate", MODEL, "hello", "--chat", "--max-tokens", "4", "--method", "draft_model", "-md", MODEL],
+        ["inspect", MODEL, "--dtype", "int8"],
+    ],
+)
+def test_the_compiled_decoder_never_imports_transformers(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED.format(arguments=arguments)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr.count("Error")) == (0, 0), done.stderr
+    assert done.stdout
+
+
+@pytest.mark.model
+@needs_native
+def test_the_first_token_is_there_within_three_and_a_half_seconds_of_a_later_start() -> None:
+    seconds = []
+    for _ in range(
+        4
+    ):  # the first start fills the cache; the best of the others, since a busy machine only adds
+        begin = time.perf_counter()
+        arguments = (
+            sys.executable,
+            "-m",
+            "outrider",
+            "generate",
+            MODEL,
+            "Once upon a time",
+            "--max-tokens",
+            "4",
+        )
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            assert process.stdout.read(1)
+            seconds.append(time.perf_counter() - begin)
+    assert min(seconds[1:]) < 3.5
+
+
+@pytest.mark.model
+@needs_native
+def test_inspect_and_demo_say_that_the_text_is_kept_bitwise() -> None:
+    report = json.loads(
+        command("inspect", MODEL, "--dtype", "int8", "--activations", "int8", "--json").stdout
+    )
+    shown = {name: report[name] for name in ("target", "dtype", "activations", "row_invariant", "guarantee")}
+    assert shown == {
+        "target": "native", "dtype": "int8", "activations": "int8", "row_invariant": True, "guarantee": "same_text",
+    }  # fmt: skip
+    assert report["isa"] in library().instruction_sets()
+    done = command("demo", "--max-tokens", "12", "--threads", "2")
+    assert done.returncode == 0, done.stderr
+    assert "target native, dtype gguf, activations bfloat16" in done.stdout
+    assert "bitwise equal at any width" in done.stdout
+
+
+@pytest.mark.model
+@needs_native
+@pytest.mark.full
+def test_doctor_measures_the_model() -> None:
+    done = command("doctor", "--json", "--dtype", "bfloat16")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["target"], report["dtype"], report["activations"]) == ("native", "bfloat16", "bfloat16")
+    assert report["weight_bytes"] > 2 * 130e6
+    assert 0 < report["error"]["kl_nats"] <= 0.001
+    assert report["error"]["top1"] >= 0.98
+
+
 @pytest.mark.model
 def test_inspect_describes_the_model_and_its_pair_with_itself() -> None:
     done = command("inspect", MODEL, "--draft", MODEL, "--json")
@@ -76,7 +171,8 @@ def test_inspect_describes_the_model_and_its_pair_with_itself() -> None:
     assert shape == {"family": "llama", "layers": 30, "hidden_size": 576, "vocab_size": 49152}
     assert report["tokenizer"]["kind"] == "BPE"
     assert report["device"] == "cpu"
-    draft = {"dtype": report["dtype"], "device": "cpu"}
+    draft = {name: report[name] for name in ("target", "dtype", "activations", "isa", "device")}
+    draft["threads"] = report["pair"]["draft"]["threads"]
     assert report["pair"] == {"verdict": "compatible", "first_difference": None, "draft": draft}
 
 

@@ -357,7 +357,7 @@ measured_kernels = pytest.mark.skipif(
 @measured_kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_of_chains_are_bitwise_equal_at_any_width_and_beside_neighbours(dtype: str):
-    smollm = load("smollm2-135m", dtype=dtype)
+    smollm = load("smollm2-135m", target="torch", dtype=dtype)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 49152, (280,), generator=generator).tolist()
     start = 180  # rows cross 192 and 256 keys
@@ -384,7 +384,7 @@ def test_rows_of_chains_are_bitwise_equal_at_any_width_and_beside_neighbours(dty
 @measured_kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_of_trees_are_bitwise_equal_to_plain_decoding_between_cuts_of_the_cache(dtype: str):
-    smollm = load("smollm2-135m", dtype=dtype)
+    smollm = load("smollm2-135m", target="torch", dtype=dtype)
     tokens = torch.randint(0, 49152, (60,), generator=torch.Generator().manual_seed(2)).tolist()
     tree = Draft.tree([5, 9, 7, 3, 5, 11, 2, 8, 4], [None, None, 0, 1, 1, 4, 2, 5, 0])
     smollm.extend([Chunk(0, tokens[:-1])])

@@ -64,8 +64,9 @@ def _logits(
             piece = tokens[start : start + _ROWS]
             draft = Draft.chain(piece[:-1])
             [scores] = target.score([Context.of(tokens[:start], sequence_id=sequence_id)], [draft])
-            yield scores.logits.to("cpu", torch.float32, copy=True)
+            rows = scores.logits.to("cpu", torch.float32, copy=True)
             kept = tuple(range(len(draft)))
             target.commit([RoundResult(sequence_id, tuple(piece), kept, draft, scores)])
+            yield rows
     finally:
         target.release(sequence_id)

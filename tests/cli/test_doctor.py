@@ -1,0 +1,98 @@
+"""`outrider doctor` on a tiny model of a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_folder import letters, save_model
+
+from outrider.cli.options import EngineSettings
+from outrider.config import SpeculativeConfig
+from outrider.models.native_library import NativeUnavailable, library
+
+KEYS = ["target", "dtype", "activations", "isa", "threads", "cost_ms", "bandwidth_gbs", "product_gflops",
+        "weight_bytes", "error"]  # fmt: skip
+
+
+def has_native() -> bool:
+    try:
+        library()
+    except NativeUnavailable:
+        return False
+    return True
+
+
+needs_native = pytest.mark.skipif(not has_native(), reason="the compiled decoder is not built")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny model with room for the built-in prompts."""
+    monkeypatch.delenv("OUTRIDER_PROMPTS", raising=False)
+    save_model(tmp_path, 256, letters())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 600}))
+    return tmp_path
+
+
+@needs_native
+def test_the_report_has_exactly_these_keys_and_plausible_figures(outrider, folder: Path) -> None:
+    arguments = ("--dtype", "int8", "--activations", "int8", "--threads", "1")
+    done = outrider("doctor", str(folder), "--json", *arguments)
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert list(report) == KEYS
+    assert [report[key] for key in KEYS[:3]] == ["native", "int8", "int8"]
+    assert report["isa"] in library().instruction_sets()
+    assert report["threads"] == 1
+    assert list(report["cost_ms"]) == ["1", "2", "4", "8", "12", "16"]
+    assert all(cost > 0 for cost in report["cost_ms"].values())
+    assert report["bandwidth_gbs"] > 0.2
+    assert report["product_gflops"] > 0.5
+    assert 256 * 16 < report["weight_bytes"] < 4 * 256 * 64
+    assert list(report["error"]) == ["kl_nats", "top1"]
+    assert 0 < report["error"]["kl_nats"] < 0.1
+    assert 0.5 < report["error"]["top1"] <= 1
+
+
+@needs_native
+def test_float32_has_no_error_against_itself(outrider, folder: Path) -> None:
+    report = json.loads(outrider("doctor", str(folder), "--json", "--dtype", "float32", "--threads", "1").out)
+    assert report["error"] == {"kl_nats": 0.0, "top1": 1.0}
+
+
+@pytest.mark.parametrize("kind", ["torch", "hf"])
+def test_other_targets_have_no_instruction_set(outrider, folder: Path, kind: str) -> None:
+    report = json.loads(outrider("doctor", str(folder), "--json", "--target", kind, "--threads", "1").out)
+    assert list(report) == KEYS
+    assert [report[key] for key in KEYS[:5]] == [kind, "float32", "float32", None, 1]
+    assert report["error"]["kl_nats"] < 1e-8
+    assert report["weight_bytes"] == pytest.approx(4 * (256 * 16 + 7 * 16 * 16), rel=0.02)
+
+
+def test_the_table_names_the_prompts_and_the_cost_of_rows(outrider, folder: Path) -> None:
+    done = outrider("doctor", str(folder), "--threads", "1")
+    assert done.code == 0, done.err
+    assert "built-in prompts" in done.out
+    assert "1: " in done.out
+    assert "(1.00x)" in done.out
+    assert "\x1b" not in done.out
+
+
+def test_a_context_without_room_for_any_question_has_no_error(outrider, folder: Path) -> None:
+    save_model(folder, 256, letters())
+    report = json.loads(outrider("doctor", str(folder), "--json", "--threads", "1").out)
+    assert report["error"] is None
+    assert report["cost_ms"]["16"] > 0
+
+
+@needs_native
+def test_on_the_command_line_torch_leaves_the_cores_to_the_decoder(folder: Path) -> None:
+    torch.set_num_threads(2)
+    EngineSettings(str(folder), "torch", "auto", "auto", "cpu", None, SpeculativeConfig()).open()
+    assert torch.get_num_threads() == 2
+    EngineSettings(str(folder), "native", "auto", "auto", "cpu", None, SpeculativeConfig()).open()
+    assert torch.get_num_threads() == 1
