@@ -10,10 +10,23 @@ from tiny_folder import letters, save_model
 
 from outrider import LLM, SamplingParams
 from outrider.config import SpeculativeConfig
-from outrider.errors import PairError
+from outrider.errors import ConfigError, PairError
+from outrider.models.native_library import NativeUnavailable, library
+from outrider.models.placement import placement_of
 from outrider.pairing import load_draft
 
 PROMPT = [40, 41, 42, 43]
+
+
+def has_native() -> bool:
+    try:
+        library()
+    except NativeUnavailable:
+        return False
+    return True
+
+
+needs_native = pytest.mark.skipif(not has_native(), reason="the compiled decoder is not built")
 
 
 @pytest.fixture
@@ -36,15 +49,34 @@ def test_a_draft_of_the_same_vocabulary_is_loaded(target: str) -> None:
     assert done.stats.num_accepted_draft_tokens > 10
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_draft_runs_where_it_is_told_and_changes_no_text(target: str, dtype: str) -> None:
-    settings = {"method": "draft_model", "model": target, "draft_dtype": dtype, "draft_device": "cpu"}
-    llm = LLM(target, dtype="float32", speculative_config=settings)
-    draft = load_draft(SpeculativeConfig.of(settings), llm.tokenizer, llm.target, None)
-    assert draft.dtype == getattr(torch, dtype)  # type: ignore[attr-defined]
-    assert draft.device == torch.device("cpu")  # type: ignore[attr-defined]
+@pytest.mark.parametrize("kind", [pytest.param("native", marks=needs_native), "torch"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", pytest.param("int8", marks=needs_native)])
+@pytest.mark.parametrize("topk", [1, 2])
+def test_the_draft_runs_where_it_is_told_and_changes_no_text(
+    target: str, kind: str, dtype: str, topk: int
+) -> None:
+    settings = {
+        "method": "draft_model", "model": target, "draft_dtype": dtype, "draft_device": "cpu", "topk": topk,
+    }  # fmt: skip
+    llm = LLM(target, target=kind, dtype="float32", speculative_config=settings)
+    draft = placement_of(load_draft(SpeculativeConfig.of(settings), llm.tokenizer, llm.target, None))
+    assert (draft.dtype, draft.device) == (dtype, "cpu")
     params = [SamplingParams(temperature=t, seed=3, max_tokens=40) for t in (0.0, 0.8)]
     plain = llm.with_speculation(None).generate([PROMPT] * 2, params)
     fast = llm.generate([PROMPT] * 2, params)
     assert [c.token_ids for c in fast] == [c.token_ids for c in plain]
     assert all(c.stats.num_accepted_draft_tokens > 10 for c in fast)
+
+
+@needs_native
+def test_the_draft_takes_the_compiled_decoder_and_torch_keeps_its_threads_unless_told(target: str) -> None:
+    settings = {"method": "draft_model", "model": target}
+    before = torch.get_num_threads()
+    llm = LLM(target, target="torch", threads=before + 1, speculative_config=settings)
+    draft = load_draft(SpeculativeConfig.of(settings), llm.tokenizer, llm.target, 1)
+    assert (placement_of(draft).target, placement_of(draft).threads) == ("native", 1)
+    assert torch.get_num_threads() == before + 1
+    LLM(target, target="native", threads=2)
+    assert torch.get_num_threads() == 1
+    with pytest.raises(ConfigError, match="dtype must be one of"):
+        load_draft(SpeculativeConfig.of({**settings, "draft_dtype": "int7"}), llm.tokenizer, llm.target, 1)
