@@ -32,10 +32,15 @@ int guarded(F &&f) {
 
 std::string text(int64_t number) { return std::to_string(number); }
 
+constexpr int kMostSize = 1 << 20;  // keeps every product of a size with a head's in 32 bits
+
 void check_shape(const OutriderShape &s) {
-  require(s.layers > 0 && s.hidden > 0 && s.intermediate > 0 && s.vocab > 0, "every size must be above 0");
-  require(s.heads > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0, "heads must be a multiple of key-value heads");
-  require(s.head_dim > 0 && s.head_dim % 2 == 0, "the head size must be even");
+  for (int32_t size : {s.layers, s.hidden, s.intermediate, s.heads, s.kv_heads, s.head_dim, s.vocab})
+    require(size > 0 && size <= kMostSize, "every size must be 1 to " + text(kMostSize) + ", not " + text(size));
+  require(s.layers <= 1024, "at most 1024 layers, not " + text(s.layers));
+  require(s.heads % s.kv_heads == 0, "heads must be a multiple of key-value heads");
+  require((int64_t)s.heads * s.head_dim <= kMostSize, "the heads together are too wide");
+  require(s.head_dim % 2 == 0, "the head size must be even");
   require(s.heads / s.kv_heads <= 64, "at most 64 heads may share keys and values");
   require(s.threads > 0 && s.threads <= 1024, "threads must be 1 to 1024, not " + text(s.threads));
   require(s.activations >= 0 && s.activations <= OUTRIDER_ACT_INT8, "unknown activations " + text(s.activations));
@@ -126,12 +131,15 @@ void check_batch(const OutriderModel &model, const OutriderBatch &batch) {
     }
   }
   require(rows <= 1 << 20, "too many rows in one pass");
+  require(batch.layer_count >= 0 && (batch.layer_count == 0 || batch.layers), "layers need a list");
   for (int i = 0; i < batch.layer_count; ++i)
     require(batch.layers[i] >= 0 && batch.layers[i] < model.shape.layers, "no layer " + text(batch.layers[i]));
+  require(batch.wanted_count >= 0 && (batch.wanted_count == 0 || (batch.wanted && batch.logits)), "logits need a buffer");
   for (int i = 0; i < batch.wanted_count; ++i)
     require(batch.wanted[i] >= 0 && batch.wanted[i] < rows, "no row " + text(batch.wanted[i]));
-  require(batch.wanted_count >= 0 && (batch.wanted_count == 0 || batch.logits), "logits need a buffer");
-  require(batch.tap_count >= 0 && (batch.tap_count == 0 || batch.features), "features need a buffer");
+  require(batch.tap_count >= 0 && (batch.tap_count == 0 || (batch.taps && batch.features)), "features need a buffer");
+  for (int i = 0; i < batch.tap_count; ++i)
+    require(batch.taps[i] >= 0 && batch.taps[i] <= model.shape.layers, "no hidden state " + text(batch.taps[i]));
 }
 
 void move_slot(const OutriderModel &model, void *const *pages, int from, int to) {
@@ -164,18 +172,19 @@ const char *outrider_instruction_sets(void) {
 }
 
 OutriderModel *outrider_create(const OutriderShape *shape, const char *isa) {
-  OutriderModel *model = nullptr;
-  guarded([&] {
+  std::unique_ptr<OutriderModel> model;
+  const int code = guarded([&] {
     check_shape(*shape);
+    require(isa != nullptr, "no instruction set is named");
     const Kernels *kernels = kernels_of(isa);
     require(kernels != nullptr, std::string("this machine has no instruction set ") + isa);
-    model = new OutriderModel{};
+    model = std::make_unique<OutriderModel>();
     model->shape = *shape;
     model->kernels = kernels;
     model->rounding = (Rounding)shape->activations;
     model->layers.resize(shape->layers);
   });
-  return model;
+  return code == 0 ? model.release() : nullptr;
 }
 
 void outrider_destroy(OutriderModel *model) { delete model; }
@@ -194,21 +203,24 @@ int outrider_set_rows(OutriderModel *model, const OutriderRows *rows, const void
     require(whole || source == OUTRIDER_FROM_FLOAT32, "blocks are passed whole");
     require(rows->first >= 0 && rows->count > 0 && rows->first % kLanes == 0 && rows->first <= rows->outputs - rows->count,
             "rows are passed by panels of 16");
+    require(data != nullptr, "rows have data");
+    require(rows->first == goal.packed, "row " + text(goal.packed) + " is the next to pass, not " + text(rows->first));
+    const Kind kind = kind_of((OutriderFormat)rows->format, activations, source, data, size.outputs, size.inputs);
     if (rows->first == 0) {
-      require(goal.data == nullptr, "matrix " + text(rows->matrix) + " was set before");
-      Matrix packed = shaped(kind_of((OutriderFormat)rows->format, activations, source, data, size.outputs, size.inputs),
-                             size.outputs, size.inputs);
+      Matrix packed = shaped(kind, size.outputs, size.inputs);
       packed.data = model->arena.take(packed.bytes());
       goal = packed;
     }
-    require(goal.data != nullptr, "rows begin with the first");
+    require(goal.kind == kind, "all rows of a matrix are kept alike");
     pack(goal, source, data, rows->first, rows->count, model->shape.threads);
+    goal.packed += rows->count;
   });
 }
 
 int outrider_set_vector(OutriderModel *model, int32_t vector, int32_t layer, const float *data, int32_t count) {
   return guarded([&] {
     std::vector<float> &goal = vector_at(*model, vector, layer);
+    require(data != nullptr, "a vector has data");
     require(count == vector_size(model->shape, vector), "vector " + text(vector) + " has " + text(count) + " numbers");
     goal.assign(data, data + count);
   });
@@ -216,12 +228,14 @@ int outrider_set_vector(OutriderModel *model, int32_t vector, int32_t layer, con
 
 int outrider_finish(OutriderModel *model) {
   return guarded([&] {
-    require(model->embedding.data != nullptr, "the embedding is not set");
+    require(model->embedding.whole(), "the embedding is not set");
+    require(model->head.data == nullptr || model->head.whole(), "the head is not set to its last row");
     require(!model->final_norm.empty(), "the final norm is not set");
     for (const Layer &layer : model->layers) {
       for (int which = OUTRIDER_QUERY; which <= OUTRIDER_DOWN; ++which)
-        require(layer.matrices[which].data != nullptr, "matrix " + text(which) + " of a layer is not set");
+        require(layer.matrices[which].whole(), "matrix " + text(which) + " of a layer is not set");
       require(!layer.attention_norm.empty() && !layer.mlp_norm.empty(), "a norm of a layer is not set");
+      require(layer.biases[OUTRIDER_GATE].empty() == layer.biases[OUTRIDER_UP].empty(), "gate and up have biases, or neither");
     }
     if (!model->team) model->team = std::make_unique<Team>(model->shape.threads);
   });
@@ -246,6 +260,7 @@ int outrider_forward(OutriderModel *model, const OutriderBatch *batch) {
 
 int outrider_keep(OutriderModel *model, void *const *pages, int32_t length, const int32_t *rows, int32_t count) {
   return guarded([&] {
+    require(pages && rows && length >= 0, "pages, rows and a length are needed");
     for (int i = 0; i < count; ++i) {
       require(rows[i] >= i && (i == 0 || rows[i] > rows[i - 1]), "rows are kept in ascending order");
       if (rows[i] != i) move_slot(*model, pages, length + rows[i], length + i);

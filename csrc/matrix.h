@@ -43,10 +43,12 @@ struct Matrix {
   int groups = 0;  // of inputs, padded
   int pairs = 0;   // of panels, padded
   ptrdiff_t panel_bytes = 0;
+  int packed = 0;  // outputs so far
   uint8_t *data = nullptr;
 
   const uint8_t *panel(int index) const { return data + index * panel_bytes; }
   ptrdiff_t scale_offset() const { return (ptrdiff_t)groups * size_of(kind).data; }
+  bool whole() const { return data != nullptr && packed == outputs; }
   size_t bytes() const { return (size_t)(2 * pairs) * panel_bytes; }
 };
 

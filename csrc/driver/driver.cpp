@@ -197,7 +197,7 @@ void check_bad_weights(const Setup &setup) {
   refused("rows between panels", [](OutriderRows &r) { r.first = 8, r.count = 8; });
   refused("rows beyond the last", [](OutriderRows &r) { r.count += 1; });
   refused("no rows", [](OutriderRows &r) { r.count = 0; });
-  check_refused("an unfinished matrix", [&] { return outrider_finish(model.get()) == -1; });
+  check_refused("a model without matrices", [&] { return outrider_finish(model.get()) == -1; });
   OutriderRows part = good;
   part.count = 16;
   check(outrider_set_rows(model.get(), &part, data.data()) == 0, "the first panel is taken");
