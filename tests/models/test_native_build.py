@@ -16,7 +16,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SETS = [line.split()[0] for line in (ROOT / "csrc/instruction_sets.txt").read_text().splitlines()]
 
-pytestmark = pytest.mark.skipif(shutil.which("cmake") is None, reason="no CMake outside of pip's build environment")
+pytestmark = pytest.mark.skipif(
+    shutil.which("cmake") is None, reason="no CMake outside of pip's build environment"
+)
 
 
 def run(*command: str | Path, **variables: str) -> str:
@@ -77,7 +79,9 @@ def test_a_set_whose_flags_are_refused_is_left_out(tmp_path: Path):
     built = targets(tmp_path / "build")
     assert "outrider_avx512vnni" not in built
     assert "outrider_avx2" in built
-    rules = "\n".join(path.read_text() for path in tmp_path.rglob("*") if path.name in ("flags.make", "build.ninja"))
+    rules = "\n".join(
+        path.read_text() for path in tmp_path.rglob("*") if path.name in ("flags.make", "build.ninja")
+    )
     assert "-DOUTRIDER_WITHOUT_AVX512VNNI" in rules
     assert "-DOUTRIDER_WITHOUT_AVX2" not in rules
 
@@ -98,7 +102,11 @@ def test_where_a_compiler_is_the_library_is_installed_with_the_functions_of_its_
 
 def test_every_set_that_the_dispatcher_knows_is_compiled():
     dispatcher = (ROOT / "csrc/isa.cpp").read_text()
-    known = {line.split("(")[1].rstrip(")") for line in dispatcher.splitlines() if line.startswith("OUTRIDER_DECLARE(")}
+    known = {
+        line.split("(")[1].rstrip(")")
+        for line in dispatcher.splitlines()
+        if line.startswith("OUTRIDER_DECLARE(")
+    }
     assert known == set(SETS)
     for name in SETS:
         assert f"OUTRIDER_WITHOUT_{name.upper()}" in dispatcher

@@ -1,4 +1,4 @@
-"""The compiled decoder on random small models: near `TorchDecoder`, bitwise one answer at any width, safe on damaged files."""
+"""The compiled decoder on random small models: near `TorchDecoder`, one answer at any width, safe on damaged files."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def expect_one_answer(target: NativeDecoder, chance: random.Random) -> None:
     assert torch.equal(wide, expected), "a chain differs from single rows"
     tree = random_tree(chance, target.arch, chance.randint(2, 31))
     nodes = sorted({*chance.sample(range(len(tree)), min(4, len(tree))), len(tree) - 1})
-    branches = torch.stack([fresh(target, [*tokens[:length], *tree.nodes.path_tokens(node)]) for node in nodes])
+    branches = torch.stack(
+        [fresh(target, [*tokens[:length], *tree.nodes.path_tokens(node)]) for node in nodes]
+    )
     neighbour = prefilled(target, tokens[: chance.randint(2, length)], 1)
     chain = Draft.chain(tokens[: chance.randint(0, 5)])
     scores = target.score([neighbour, context], [chain, tree])[1]
@@ -111,7 +113,9 @@ def expect_one_answer(target: NativeDecoder, chance: random.Random) -> None:
     emitted = (*tree.nodes.path_tokens(kept[-1]), 1)
     target.commit([RoundResult(0, emitted, tuple(kept), tree, scores)])
     after = target.score([Context.of([*tokens[:length], *emitted])], [EMPTY_DRAFT])[0].logits[0]
-    assert torch.equal(after, fresh(target, [*tokens[:length], *emitted])), "a kept path differs from a prefill"
+    assert torch.equal(after, fresh(target, [*tokens[:length], *emitted])), (
+        "a kept path differs from a prefill"
+    )
 
 
 @pytest.mark.parametrize("head_dim", [2, 6, 16, 30, 48, 64, 66, 80])
@@ -124,14 +128,18 @@ def test_float32_is_near_the_pytorch_decoder_for_any_shape(head_dim: int):
     tokens = [chance.randrange(arch.vocab_size) for _ in range(chance.randint(60, 140))]
     tree = random_tree(chance, arch, 31)
     contexts = [prefilled(target, tokens, 0, [7, 40]) for target in (native, plain)]
-    got, expected = (target.score([context], [tree])[0].logits for target, context in zip((native, plain), contexts))
+    got, expected = (
+        target.score([context], [tree])[0].logits for target, context in zip((native, plain), contexts)
+    )
     assert expected.abs().max() > 0.5
     torch.testing.assert_close(got, expected, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("isa", SETS)
 @pytest.mark.parametrize(("dtype", "activations"), PRECISIONS)
-def test_every_precision_gives_one_answer(dtype: str, activations: str, isa: str, monkeypatch: pytest.MonkeyPatch):
+def test_every_precision_gives_one_answer(
+    dtype: str, activations: str, isa: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("OUTRIDER_ISA", isa)
     chance = random.Random(f"{dtype} {activations} {isa}")
     for _ in range(2):
@@ -199,7 +207,9 @@ def opened(path: Path, activations: str) -> NativeDecoder:
 
 @pytest.mark.parametrize("activations", ["bfloat16", "int8"])
 @pytest.mark.parametrize("quant", [Quant.Q4_0, Quant.Q4_1, Quant.Q8_0])
-def test_blocks_of_a_file_give_one_answer_near_the_pytorch_decoder(tmp_path: Path, quant: Quant, activations: str):
+def test_blocks_of_a_file_give_one_answer_near_the_pytorch_decoder(
+    tmp_path: Path, quant: Quant, activations: str
+):
     chance = random.Random(f"{quant.name} {activations}")
     arch = random_arch(chance, whole_blocks=True)
     path = written(tmp_path / "m.gguf", arch, random_state(arch, 3), quant)
@@ -209,7 +219,8 @@ def test_blocks_of_a_file_give_one_answer_near_the_pytorch_decoder(tmp_path: Pat
     plain = TorchDecoder(file.arch(), file.state(), dtype=torch.float32)
     tokens = [chance.randrange(arch.vocab_size) for _ in range(40)]
     got, expected = (
-        each.score([prefilled(each, tokens, 0)], [Draft.chain(tokens[:20])])[0].logits for each in (target, plain)
+        each.score([prefilled(each, tokens, 0)], [Draft.chain(tokens[:20])])[0].logits
+        for each in (target, plain)
     )
     assert (got - expected).abs().mean() < 0.05 * expected.abs().mean()
 
@@ -221,7 +232,8 @@ def test_damaged_files_are_refused_or_computed_but_never_crash(tmp_path: Path, q
     whole = written(tmp_path / "m.gguf", arch, random_state(arch, 5), quant).read_bytes()
     header = whole.rindex(b"output_norm") + 60
     broken = tmp_path / "broken.gguf"
-    refused = computed = 0
+    refused: list[str] = []
+    computed = 0
     for attempt in range(60):
         data = bytearray(whole)
         for _ in range(chance.randint(1, 40)):
@@ -230,13 +242,13 @@ def test_damaged_files_are_refused_or_computed_but_never_crash(tmp_path: Path, q
         try:
             target = opened(broken, chance.choice(["bfloat16", "int8"]))
         except OutriderError as error:
-            assert "\n" not in str(error)
-            refused += 1
+            refused.append(str(error))
             continue
         scores = target.score([prefilled(target, [1, 2, 3, 4], 0)], [random_tree(chance, arch, 9)])
         assert scores[0].logits.shape == (10, target.vocab_size)
         computed += 1
-    assert refused > 5
+    assert len(refused) > 5
+    assert not any("\n" in message for message in refused)
     assert computed > 5
 
 
