@@ -90,8 +90,7 @@ void Pass::norm(const std::vector<float> &weight, const float *x, Inputs &out, i
 float *Pass::product(const Matrix &matrix, int pair, const Inputs &x, int thread, int which) const {
   Workspace::Thread &own = work.threads[thread];
   float *tile = own.tile.data() + (size_t)which * std::max(rows, batch.wanted_count) * kPair;
-  uint8_t *scratch = own.expanded.data();
-  kernels.product(matrix, pair, x.view(), tile, scratch + (64 - (uintptr_t)scratch % 64) % 64);
+  kernels.product(matrix, pair, x.view(), tile);
   return tile;
 }
 
@@ -257,13 +256,11 @@ void grow(OutriderModel &model, const OutriderBatch &batch, const Pass &pass) {
   int slots = 0;
   for (const Row &row : work.rows) slots = std::max(slots, row.slot + 1);
   const size_t scores = (size_t)kernels.max_queries * ((size_t)slots + 64 + 3 * OUTRIDER_PAGE);
-  const int groups = std::max({pass.hidden_stride, pass.attended_stride, inner_groups * kGroup}) / kGroup;
   work.threads.resize(shape.threads);
   for (Workspace::Thread &own : work.threads) {
     fit(own.row, (size_t)pass.hidden_stride + 16);
     fit(own.tile, (size_t)2 * std::max(pass.rows, batch.wanted_count) * kPair);
     fit(own.scores, scores);
-    fit(own.expanded, kernels.scratch_bytes(groups) + 64);
   }
 }
 

@@ -1,6 +1,6 @@
-// A packed weight matrix: panels of 16 outputs, groups of 32 inputs.
+// A packed weight matrix: pairs of panels of 16 outputs, groups of 32 inputs.
 //
-// A panel is the data of all its groups, then the scales of all its groups. Panels come in pairs, so that a pair's 32
+// A pair is one stream of records, a record for each group: the data of both panels, then their scales. The pair's 32
 // outputs are one group of the next product. What is padded is zero. docs/native.md draws the layouts.
 #pragma once
 
@@ -42,14 +42,14 @@ struct Matrix {
   int outputs = 0, inputs = 0;
   int groups = 0;  // of inputs, padded
   int pairs = 0;   // of panels, padded
-  ptrdiff_t panel_bytes = 0;
   int packed = 0;  // outputs so far
   uint8_t *data = nullptr;
 
-  const uint8_t *panel(int index) const { return data + index * panel_bytes; }
-  ptrdiff_t scale_offset() const { return (ptrdiff_t)groups * size_of(kind).data; }
+  int record_bytes() const { return 2 * (size_of(kind).data + size_of(kind).scales); }
+  size_t pair_bytes() const { return (size_t)groups * record_bytes(); }
   bool whole() const { return data != nullptr && packed == outputs; }
-  size_t bytes() const { return (size_t)(2 * pairs) * panel_bytes; }
+  size_t bytes() const { return pairs * pair_bytes(); }
+  uint8_t *record(int pair, int group) const { return data + pair * pair_bytes() + (size_t)group * record_bytes(); }
 };
 
 }  // namespace outrider

@@ -5,6 +5,13 @@
 #include <algorithm>
 #include <new>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(data, size) ((void)0)
+#define ASAN_UNPOISON_MEMORY_REGION(data, size) ((void)0)
+#endif
+
 namespace outrider {
 
 namespace {
@@ -12,21 +19,26 @@ constexpr size_t kPiece = (size_t)32 << 20;
 }
 
 Arena::~Arena() {
-  for (const Piece &piece : pieces_) munmap(piece.data, piece.size);
+  for (const Piece &piece : pieces_) {
+    ASAN_UNPOISON_MEMORY_REGION(piece.data, piece.size);
+    munmap(piece.data, piece.size);
+  }
 }
 
-uint8_t *Arena::take(size_t bytes) {
-  bytes = (bytes + 4095) / 4096 * 4096;  // whole pages: matrices start alike
+uint8_t *Arena::take(size_t wanted) {
+  const size_t bytes = (wanted + 4095) / 4096 * 4096;  // whole pages: matrices start alike
   if (pieces_.empty() || pieces_.back().size - pieces_.back().used < bytes) {
     const size_t size = (std::max(bytes, kPiece) + ((size_t)2 << 20) - 1) >> 21 << 21;
     void *data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) throw std::bad_alloc();
     madvise(data, size, MADV_HUGEPAGE);  // a hint: refusal costs speed alone
+    ASAN_POISON_MEMORY_REGION(data, size);  // only what is taken may be touched
     pieces_.push_back({(uint8_t *)data, size, 0});
   }
   Piece &piece = pieces_.back();
   uint8_t *found = piece.data + piece.used;
   piece.used += bytes;
+  ASAN_UNPOISON_MEMORY_REGION(found, wanted);
   return found;
 }
 

@@ -71,7 +71,6 @@ struct Workspace {
   Inputs normed, mixed, inner, last;
   struct Thread {
     std::vector<float> row, tile, scores;
-    std::vector<uint8_t> expanded;
   };
   std::vector<Thread> threads;
 };

@@ -108,7 +108,7 @@ float signed_level(Kind kind, int byte) {
   }
 }
 
-// Where input k of output o lies in the data of a group: a byte, and for nibbles the shift within a 16-bit word or byte.
+// Where input k of output o lies in the data of one panel's group: a byte, and for nibbles the shift within it.
 struct Place { int byte, shift; };
 
 Place place_of(Kind kind, int o, int k) {
@@ -125,23 +125,34 @@ Place place_of(Kind kind, int o, int k) {
   }
 }
 
-// `place_of` for every output and input of a group.
+// Where every number of a group lies in a record, whose lines of 64 bytes alternate between the panels.
 struct Layout {
-  Place at[kLanes][kGroup];
+  Place at[kPair][kGroup];
   explicit Layout(Kind kind) {
-    for (int o = 0; o < kLanes; ++o)
-      for (int k = 0; k < kGroup; ++k) at[o][k] = place_of(kind, o, k);
+    for (int o = 0; o < kPair; ++o)
+      for (int k = 0; k < kGroup; ++k) {
+        const Place own = place_of(kind, o % kLanes, k);
+        at[o][k] = {(2 * (own.byte / 64) + o / kLanes) * 64 + own.byte % 64, own.shift};
+      }
   }
 };
 
+const Layout &layout_of(Kind kind) {
+  static const std::vector<Layout> all = [] {
+    std::vector<Layout> layouts;
+    for (int k = 0; k < (int)Kind::kCount; ++k) layouts.emplace_back((Kind)k);
+    return layouts;
+  }();
+  return all[(int)kind];
+}
+
 void put(const Matrix &matrix, const Layout &layout, int row, int g, const Group &group) {
   const KindSize size = size_of(matrix.kind);
-  uint8_t *panel = matrix.data + (row / kLanes) * matrix.panel_bytes;
-  uint8_t *data = panel + (ptrdiff_t)g * size.data;
-  const int o = row % kLanes;
+  uint8_t *record = matrix.record(row / kPair, g);
+  const int panel = row / kLanes % 2, o = row % kLanes;
   for (int k = 0; k < kGroup; ++k) {
-    const Place at = layout.at[o][k];
-    uint8_t *byte = data + at.byte;
+    const Place at = layout.at[row % kPair][k];
+    uint8_t *byte = record + at.byte;
     if (matrix.kind == Kind::kFloat32) {
       std::memcpy(byte, &group.numbers[k], 4);
     } else if (matrix.kind == Kind::kBfloat16) {
@@ -152,7 +163,7 @@ void put(const Matrix &matrix, const Layout &layout, int row, int g, const Group
     }
   }
   if (size.scales == 0) return;
-  uint8_t *scales = panel + matrix.scale_offset() + (ptrdiff_t)g * size.scales;
+  uint8_t *scales = record + 2 * size.data + panel * size.scales;
   std::memcpy(scales + 2 * o, &group.scale, 2);
   if (has_offset(matrix.kind)) std::memcpy(scales + 2 * (kLanes + o), &group.offset, 2);
 }
@@ -206,14 +217,12 @@ Matrix shaped(Kind kind, int outputs, int inputs) {
   matrix.inputs = inputs;
   matrix.groups = (inputs + kGroup - 1) / kGroup;
   matrix.pairs = (outputs + kPair - 1) / kPair;
-  const KindSize size = size_of(kind);
-  matrix.panel_bytes = ((ptrdiff_t)matrix.groups * (size.data + size.scales) + 63) / 64 * 64;
   return matrix;
 }
 
 void pack(const Matrix &matrix, OutriderSource source, const void *data, int first, int count, int threads) {
   const int panels = (count + kLanes - 1) / kLanes;  // threads share no panel
-  const Layout layout(matrix.kind);
+  const Layout &layout = layout_of(matrix.kind);
   std::vector<std::thread> helpers;
   auto part = [&](int thread) {
     const int begin = panels * thread / threads * kLanes, end = std::min(count, panels * (thread + 1) / threads * kLanes);
@@ -226,17 +235,16 @@ void pack(const Matrix &matrix, OutriderSource source, const void *data, int fir
 
 void unpack_row(const Matrix &matrix, int row, float *out) {
   const KindSize size = size_of(matrix.kind);
-  const uint8_t *panel = matrix.panel(row / kLanes);
-  const int o = row % kLanes;
+  const int panel = row / kLanes % 2, o = row % kLanes;
+  const Layout &layout = layout_of(matrix.kind);
   for (int g = 0; g < matrix.groups; ++g) {
-    const uint8_t *data = panel + (ptrdiff_t)g * size.data;
-    const uint8_t *scales = panel + matrix.scale_offset() + (ptrdiff_t)g * size.scales;
+    const uint8_t *record = matrix.record(row / kPair, g), *scales = record + 2 * size.data + panel * size.scales;
     uint16_t scale = 0, offset = 0;
     if (size.scales) std::memcpy(&scale, scales + 2 * o, 2);
     if (has_offset(matrix.kind)) std::memcpy(&offset, scales + 2 * (kLanes + o), 2);
     for (int k = 0; k < kGroup; ++k) {
-      const Place at = place_of(matrix.kind, o, k);
-      const uint8_t *byte = data + at.byte;
+      const Place at = layout.at[row % kPair][k];
+      const uint8_t *byte = record + at.byte;
       float &number = out[g * kGroup + k];
       if (matrix.kind == Kind::kFloat32) {
         std::memcpy(&number, byte, 4);

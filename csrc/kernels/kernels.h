@@ -26,9 +26,8 @@ struct Kernels {
   const char *name;
   const int *widths;  // ascending, ends with 0
   int max_queries;
-  // Products of one pair of panels with all rows: out[row * 32 + output]. `scratch`: scratch_bytes(groups) bytes.
-  void (*product)(const Matrix &, int pair, const Activations &, float *out, uint8_t *scratch);
-  size_t (*scratch_bytes)(int groups);
+  // Products of one pair of panels with all rows: out[row * 32 + output].
+  void (*product)(const Matrix &, int pair, const Activations &, float *out);
   // Rounds groups [begin, end) of one row x [groups * 32] into row r of a block.
   void (*prepare)(Rounding, const float *x, Block &, int r, int begin, int end);
   void (*rms_norm)(const float *x, const float *weight, float eps, int count, float *out);
@@ -45,6 +44,8 @@ struct Kernels {
   void (*attend_bfloat16)(const Attention &);
   // Multiply-adds of `rounding` arithmetic on registers and the first-level cache; returns how many were done.
   double (*multiply)(Rounding, int rounds);
+  // Reads memory from first to last byte as the products do.
+  void (*read)(const uint8_t *data, size_t bytes);
 };
 
 }  // namespace outrider

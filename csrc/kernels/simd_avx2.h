@@ -46,6 +46,20 @@ inline Float first(Float x, int count, Float other) {
   return {_mm256_blendv_ps(other.a, x.a, low), _mm256_blendv_ps(other.b, x.b, high)};
 }
 
+// The sum of all lanes: of lanes i and i + 8, then of those 4, 2 and 1 apart.
+inline float total(Float x) {
+  __m256 a = _mm256_add_ps(x.a, x.b);
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+inline float largest(Float x) {
+  __m256 a = _mm256_max_ps(x.a, x.b);
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+
 inline Int izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 inline Int iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline Int iadd(Int x, Int y) { return OUTRIDER_BOTH(_mm256_add_epi32, x, y); }

@@ -38,6 +38,15 @@ inline Float first(Float x, int count, Float other) {
   return {_mm512_mask_blend_ps(mask, other.v, x.v)};
 }
 
+// The sum of all lanes: of lanes i and i + 8, then of those 4, 2 and 1 apart.
+inline float total(Float x) {
+  __m256 a = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+inline float largest(Float x) { return _mm512_reduce_max_ps(x.v); }
+
 inline Int izero() { return {_mm512_setzero_si512()}; }
 inline Int iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline Int iadd(Int a, Int b) { return {_mm512_add_epi32(a.v, b.v)}; }

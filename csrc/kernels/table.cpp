@@ -15,14 +15,14 @@ namespace OUTRIDER_ISA {
 
 extern const Kernels kTable;
 const Kernels kTable = {
-    OUTRIDER_ISA_NAME,    kWidths,
-    kMaxQueries,          product,
-    scratch_bytes,        prepare,
-    rms_norm,             swiglu,
-    rotate,               store_key<float>,
-    store_value<float>,   attend<float>,
-    store_key<uint16_t>,  store_value<uint16_t>,
-    attend<uint16_t>,     multiply,
+    OUTRIDER_ISA_NAME,  kWidths,
+    kMaxQueries,        product,
+    prepare,            rms_norm,
+    swiglu,             rotate,
+    store_key<float>,   store_value<float>,
+    attend<float>,      store_key<uint16_t>,
+    store_value<uint16_t>, attend<uint16_t>,
+    multiply,           read,
 };
 
 }  // namespace OUTRIDER_ISA
