@@ -36,13 +36,17 @@ double best_rate(Probe &probe, void (*part)(void *, int)) {
 
 void read_part(void *context, int thread) {
   Probe &probe = *(Probe *)context;
-  probe.kernels->read(probe.memory[thread], kBytes);
-  probe.done[thread] = (double)kBytes;
+  Member(probe.team, thread).phase(probe.team.threads(), [&](int unit) {
+    probe.kernels->read(probe.memory[unit], kBytes);
+    probe.done[unit] = (double)kBytes;
+  });
 }
 
 void multiply_part(void *context, int thread) {
   Probe &probe = *(Probe *)context;
-  probe.done[thread] = 2.0 * probe.kernels->multiply(probe.rounding, 400000);
+  Member(probe.team, thread).phase(probe.team.threads(), [&](int unit) {
+    probe.done[unit] = 2.0 * probe.kernels->multiply(probe.rounding, 400000);
+  });
 }
 
 }  // namespace

@@ -1,49 +1,27 @@
 #include "threads.h"
 
+#include <limits.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include <xmmintrin.h>
-
-#include <chrono>
 
 namespace outrider {
+
 namespace {
-
-constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr unsigned kFlushDenormals = 0x8040;  // FTZ and DAZ
-
-void futex(std::atomic<uint32_t> &word, int operation, uint32_t value) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t *>(&word), operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
 }
 
-}  // namespace
-
-void Barrier::wait() {
-  if (members_ == 1) return;
-  const uint32_t generation = generation_.load(std::memory_order_acquire);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == members_) {
-    arrived_.store(0, std::memory_order_relaxed);
-    generation_.store(generation + 1);
-    if (sleepers_.load() > 0) futex(generation_, FUTEX_WAKE, 1 << 30);
-    return;
-  }
-  const auto begin = std::chrono::steady_clock::now();
-  do {
-    for (int i = 0; i < 64; ++i) {
-      if (generation_.load(std::memory_order_acquire) != generation) return;
-      _mm_pause();
-    }
-  } while (std::chrono::steady_clock::now() - begin < kSpin);
-  sleepers_.fetch_add(1);
-  while (generation_.load() == generation) futex(generation_, FUTEX_WAIT, generation);
-  sleepers_.fetch_sub(1);
+void Signal::sleep(uint32_t seen) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t *>(&value_), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
 }
 
-Team::Team(int threads)
-    : threads_(threads), process_(getpid()), gate_(threads), inside_(threads), counters_(new Counter[kSlots * threads]) {
-  for (int thread = 1; thread < threads; ++thread)
-    workers_.emplace_back([this, thread] { work(thread); });
+void Signal::wake() {
+  if (sleepers_.load() == 0) return;
+  syscall(SYS_futex, reinterpret_cast<uint32_t *>(&value_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+Team::Team(int threads) : threads_(threads), process_(getpid()), shares_(new Share[threads]) {
+  for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
 }
 
 Team::~Team() {
@@ -51,8 +29,9 @@ Team::~Team() {
     for (auto &worker : workers_) worker.detach();
     return;
   }
-  stop_ = true;
-  gate_.wait();
+  stop_.store(true);
+  start_.value().fetch_add(1);
+  start_.wake();
   for (auto &worker : workers_) worker.join();
 }
 
@@ -61,23 +40,51 @@ bool Team::here() const { return getpid() == process_; }
 void Team::run(void (*function)(void *, int), void *context) {
   const unsigned control = _mm_getcsr();
   _mm_setcsr(control | kFlushDenormals);
-  for (int i = 0; i < kSlots * threads_; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+  phase_.value().store(0, std::memory_order_relaxed);
+  done_.store(0, std::memory_order_relaxed);
+  for (int owner = 0; owner < threads_; ++owner) shares_[owner].word.store(0, std::memory_order_relaxed);
   function_ = function;
   context_ = context;
-  gate_.wait();
+  inside_.value().fetch_and(~kClosed);
+  start_.value().fetch_add(1);
+  start_.wake();
   function(context, 0);
-  gate_.wait();
+  inside_.value().fetch_or(kClosed);
+  inside_.wait([](uint32_t inside) { return inside == kClosed; });
   _mm_setcsr(control);
 }
 
 void Team::work(int thread) {
   _mm_setcsr(_mm_getcsr() | kFlushDenormals);
-  for (;;) {
-    gate_.wait();
-    if (stop_) return;
-    function_(context_, thread);
-    gate_.wait();
+  for (uint32_t seen = 0; !stop_.load();) {
+    start_.wait([seen](uint32_t start) { return start != seen; });
+    seen = start_.value().load();
+    if (!(inside_.value().fetch_add(1) & kClosed)) function_(context_, thread);
+    if (inside_.value().fetch_sub(1) - 1 == kClosed) inside_.wake();
   }
+}
+
+bool Team::claim(int owner, uint32_t phase, uint32_t count, uint32_t &unit) {
+  std::atomic<uint64_t> &share = shares_[owner].word;
+  uint64_t word = share.load(std::memory_order_acquire);
+  do {
+    unit = (uint32_t)word;
+    if ((uint32_t)(word >> 32) != phase || unit >= count) return false;
+  } while (!share.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel, std::memory_order_acquire));
+  return true;
+}
+
+void Team::finish_unit(uint32_t phase, int units) {
+  if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 < units) return;
+  done_.store(0, std::memory_order_relaxed);
+  const uint64_t next = (uint64_t)(phase + 1) << 32;
+  for (int owner = 0; owner < threads_; ++owner) shares_[owner].word.store(next, std::memory_order_release);
+  phase_.value().fetch_add(1);  // an addition: others may have ended the next phase by now
+  phase_.wake();
+}
+
+void Team::wait_past(uint32_t phase) {
+  phase_.wait([phase](uint32_t now) { return now > phase; });
 }
 
 }  // namespace outrider
