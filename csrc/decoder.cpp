@@ -9,6 +9,8 @@
 namespace outrider {
 namespace {
 
+int projections(const Layer &layer);
+
 // One pass; what every phase reads.
 struct Pass {
   OutriderModel &model;
@@ -27,6 +29,7 @@ struct Pass {
   static int whole(int count) { return (count + kGroup - 1) / kGroup * kGroup; }
   float *hidden(int row) const { return work.hidden.data() + (size_t)row * hidden_stride; }
   float *qkv(int row) const { return work.qkv.data() + (size_t)row * qkv_stride; }
+  const Matrix &head() const { return model.head.data ? model.head : model.embedding; }
   float *attended(int row) const { return work.attended.data() + (size_t)row * attended_stride; }
 
   void run(int thread);
@@ -36,10 +39,12 @@ struct Pass {
   void project(const Layer &layer, int unit, int thread) const;
   void place(const Layer &layer, int index, int row) const;
   void attend(int index, const AttentionUnit &unit, int thread) const;
-  void add(const Layer &layer, OutriderMatrix which, const Inputs &x, int pair, int thread) const;
+  void add(const Layer &layer, OutriderMatrix which, const Inputs &x, int pair, const Matrix &following, int thread) const;
   void feed(const Layer &layer, int pair, int thread) const;
   void speak(int pair, int thread) const;
-  float *product(const Matrix &matrix, int pair, const Inputs &x, int thread, int which) const;
+  const uint8_t *share(const Matrix &matrix, int thread) const;
+  const uint8_t *after(const Matrix &matrix, int pair, const Matrix &following, int thread) const;
+  float *product(const Matrix &matrix, int pair, const Inputs &x, const uint8_t *next, int thread, int which) const;
 };
 
 void Pass::run(int thread) {
@@ -52,20 +57,21 @@ void Pass::run(int thread) {
       tap(index, row);
       norm(layer.attention_norm, hidden(row), work.normed, row, thread);
     });
-    const int units = layer.at(OUTRIDER_QUERY).pairs + layer.at(OUTRIDER_KEY).pairs + layer.at(OUTRIDER_VALUE).pairs;
-    member.phase(units, [&](int unit) { project(layer, unit, thread); });
+    const bool last = i + 1 == batch.layer_count;
+    const Matrix &gate = layer.at(OUTRIDER_GATE), &below = last ? head() : model.layers[batch.layers[i + 1]].at(OUTRIDER_QUERY);
+    member.phase(projections(layer), [&](int unit) { project(layer, unit, thread); });
     member.phase(rows, [&](int row) { place(layer, index, row); });
     member.phase((int)work.units.size(), [&](int unit) { attend(index, work.units[unit], thread); });
     member.phase(rows, [&](int row) { work.mixed.prepare(kernels, row, attended(row), 0, attended_stride / kGroup); });
-    member.phase(layer.at(OUTRIDER_OUTPUT).pairs, [&](int pair) { add(layer, OUTRIDER_OUTPUT, work.mixed, pair, thread); });
+    member.phase(layer.at(OUTRIDER_OUTPUT).pairs, [&](int pair) { add(layer, OUTRIDER_OUTPUT, work.mixed, pair, gate, thread); });
     member.phase(rows, [&](int row) { norm(layer.mlp_norm, hidden(row), work.normed, row, thread); });
     member.phase(layer.at(OUTRIDER_GATE).pairs, [&](int pair) { feed(layer, pair, thread); });
-    member.phase(layer.at(OUTRIDER_DOWN).pairs, [&](int pair) { add(layer, OUTRIDER_DOWN, work.inner, pair, thread); });
+    member.phase(layer.at(OUTRIDER_DOWN).pairs, [&](int pair) { add(layer, OUTRIDER_DOWN, work.inner, pair, below, thread); });
   }
   member.phase(rows, [&](int row) { tap(shape.layers, row); });
   if (batch.wanted_count == 0) return;
   member.phase(batch.wanted_count, [&](int i) { norm(model.final_norm, hidden(batch.wanted[i]), work.last, i, thread); });
-  member.phase((model.head.data ? model.head : model.embedding).pairs, [&](int pair) { speak(pair, thread); });
+  member.phase(head().pairs, [&](int pair) { speak(pair, thread); });
 }
 
 void Pass::embed(int row) const {
@@ -87,29 +93,60 @@ void Pass::norm(const std::vector<float> &weight, const float *x, Inputs &out, i
   out.prepare(kernels, row, normed, 0, hidden_stride / kGroup);
 }
 
-float *Pass::product(const Matrix &matrix, int pair, const Inputs &x, int thread, int which) const {
+// Where this thread's share of the pairs of a matrix begins in memory.
+const uint8_t *Pass::share(const Matrix &matrix, int thread) const {
+  return matrix.record(share_begin(matrix.pairs, thread, shape.threads), 0);
+}
+
+// What this thread reads after a pair: the next of its share, or its share of the matrix that follows.
+const uint8_t *Pass::after(const Matrix &matrix, int pair, const Matrix &following, int thread) const {
+  const bool last = pair + 1 >= share_begin(matrix.pairs, thread + 1, shape.threads);
+  return last ? share(following, thread) : matrix.record(pair + 1, 0);
+}
+
+float *Pass::product(const Matrix &matrix, int pair, const Inputs &x, const uint8_t *next, int thread, int which) const {
   Workspace::Thread &own = work.threads[thread];
   float *tile = own.tile.data() + (size_t)which * std::max(rows, batch.wanted_count) * kPair;
-  kernels.product(matrix, pair, x.view(), tile);
+  kernels.product(matrix, pair, x.view(), tile, next);
   return tile;
 }
 
 int columns(const Matrix &matrix, int pair) { return std::min(kPair, matrix.outputs - pair * kPair); }
 
-void Pass::project(const Layer &layer, int unit, int thread) const {
-  OutriderMatrix which = OUTRIDER_QUERY;
-  int column = 0;
-  while (unit >= layer.at(which).pairs) {
-    unit -= layer.at(which).pairs;
-    column += layer.at(which).outputs;
-    which = (OutriderMatrix)(which + 1);
+// A pair of the query, key and value matrices, counted through, and its first column in the joint output.
+struct Projection {
+  OutriderMatrix which;
+  int pair, column;
+};
+
+int projections(const Layer &layer) {
+  return layer.at(OUTRIDER_QUERY).pairs + layer.at(OUTRIDER_KEY).pairs + layer.at(OUTRIDER_VALUE).pairs;
+}
+
+Projection projection(const Layer &layer, int unit) {
+  Projection found{OUTRIDER_QUERY, unit, 0};
+  while (found.pair >= layer.at(found.which).pairs) {
+    found.pair -= layer.at(found.which).pairs;
+    found.column += layer.at(found.which).outputs;
+    found.which = (OutriderMatrix)(found.which + 1);
   }
-  const Matrix &matrix = layer.at(which);
-  const float *tile = product(matrix, unit, work.normed, thread, 0);
-  const int count = columns(matrix, unit), first = unit * kPair;
-  const std::vector<float> &bias = layer.biases[which];
+  found.column += found.pair * kPair;
+  return found;
+}
+
+void Pass::project(const Layer &layer, int unit, int thread) const {
+  const Projection at = projection(layer, unit);
+  const Matrix &matrix = layer.at(at.which);
+  const uint8_t *next = share(layer.at(OUTRIDER_OUTPUT), thread);
+  if (unit + 1 < share_begin(projections(layer), thread + 1, shape.threads)) {
+    const Projection follower = projection(layer, unit + 1);
+    next = layer.at(follower.which).record(follower.pair, 0);
+  }
+  const float *tile = product(matrix, at.pair, work.normed, next, thread, 0);
+  const int count = columns(matrix, at.pair), first = at.pair * kPair;
+  const std::vector<float> &bias = layer.biases[at.which];
   for (int row = 0; row < rows; ++row, tile += kPair) {
-    float *out = qkv(row) + column + first;
+    float *out = qkv(row) + at.column;
     std::copy(tile, tile + count, out);
     if (!bias.empty())
       for (int o = 0; o < count; ++o) out[o] += bias[first + o];
@@ -166,9 +203,9 @@ void Pass::attend(int index, const AttentionUnit &unit, int thread) const {
 }
 
 // Adds a product to the hidden state.
-void Pass::add(const Layer &layer, OutriderMatrix which, const Inputs &x, int pair, int thread) const {
+void Pass::add(const Layer &layer, OutriderMatrix which, const Inputs &x, int pair, const Matrix &following, int thread) const {
   const Matrix &matrix = layer.at(which);
-  const float *tile = product(matrix, pair, x, thread, 0);
+  const float *tile = product(matrix, pair, x, after(matrix, pair, following, thread), thread, 0);
   const int count = columns(matrix, pair), first = pair * kPair;
   const std::vector<float> &bias = layer.biases[which];
   for (int row = 0; row < rows; ++row, tile += kPair) {
@@ -182,9 +219,10 @@ void Pass::add(const Layer &layer, OutriderMatrix which, const Inputs &x, int pa
 
 // Gate and up products of 32 inner numbers, their SwiGLU, rounded as one group of the down product.
 void Pass::feed(const Layer &layer, int pair, int thread) const {
-  float *gate = product(layer.at(OUTRIDER_GATE), pair, work.normed, thread, 0);
-  float *up = product(layer.at(OUTRIDER_UP), pair, work.normed, thread, 1);
-  const int first = pair * kPair, count = columns(layer.at(OUTRIDER_GATE), pair);
+  const Matrix &gates = layer.at(OUTRIDER_GATE), &ups = layer.at(OUTRIDER_UP);
+  float *gate = product(gates, pair, work.normed, ups.record(pair, 0), thread, 0);
+  float *up = product(ups, pair, work.normed, after(gates, pair, layer.at(OUTRIDER_DOWN), thread), thread, 1);
+  const int first = pair * kPair, count = columns(gates, pair);
   alignas(64) float inner[kPair];
   for (int row = 0; row < rows; ++row, gate += kPair, up += kPair) {
     if (!layer.biases[OUTRIDER_GATE].empty())
@@ -195,8 +233,8 @@ void Pass::feed(const Layer &layer, int pair, int thread) const {
 }
 
 void Pass::speak(int pair, int thread) const {
-  const Matrix &matrix = model.head.data ? model.head : model.embedding;
-  const float *tile = product(matrix, pair, work.last, thread, 0);
+  const Matrix &matrix = head();
+  const float *tile = product(matrix, pair, work.last, after(matrix, pair, matrix, thread), thread, 0);
   const int count = columns(matrix, pair);
   for (int i = 0; i < batch.wanted_count; ++i, tile += kPair)
     std::memcpy(batch.logits + (size_t)i * shape.vocab + (size_t)pair * kPair, tile, count * sizeof(float));

@@ -89,6 +89,9 @@ class Team {
   std::vector<std::thread> workers_;
 };
 
+// The first of `units` that belongs to a thread; that of the next thread ends its share.
+inline int share_begin(int units, int thread, int threads) { return (int)((int64_t)units * thread / threads); }
+
 // One thread's way through the phases of a run. All members name the same phases in the same order.
 class Member {
  public:
@@ -102,8 +105,7 @@ class Member {
     const uint32_t phase = phase_++;
     for (int i = 0; i < team_.threads_; ++i) {
       const int owner = (thread_ + i) % team_.threads_;
-      const int begin = (int)((int64_t)units * owner / team_.threads_);
-      const int end = (int)((int64_t)units * (owner + 1) / team_.threads_);
+      const int begin = share_begin(units, owner, team_.threads_), end = share_begin(units, owner + 1, team_.threads_);
       for (uint32_t unit; team_.claim(owner, phase, (uint32_t)(end - begin), unit);) {
         f(begin + (int)unit);
         team_.finish_unit(phase, units);

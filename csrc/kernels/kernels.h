@@ -26,8 +26,9 @@ struct Kernels {
   const char *name;
   const int *widths;  // ascending, ends with 0
   int max_queries;
-  // Products of one pair of panels with all rows: out[row * 32 + output].
-  void (*product)(const Matrix &, int pair, const Activations &, float *out);
+  // Products of one pair of panels with all rows: out[row * 32 + output]. Meanwhile fetches from `next` on, where this
+  // thread will read next.
+  void (*product)(const Matrix &, int pair, const Activations &, float *out, const uint8_t *next);
   // Rounds groups [begin, end) of one row x [groups * 32] into row r of a block.
   void (*prepare)(Rounding, const float *x, Block &, int r, int begin, int end);
   void (*rms_norm)(const float *x, const float *weight, float eps, int count, float *out);

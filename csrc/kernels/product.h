@@ -9,15 +9,23 @@ namespace OUTRIDER_ISA {
 #define OUTRIDER_INLINE inline __attribute__((always_inline))
 #define OUTRIDER_UNROLL _Pragma("GCC unroll 16")
 
-constexpr ptrdiff_t kAhead = 2048;  // bytes of the stream fetched ahead of their use
+constexpr ptrdiff_t kAhead = 4096;  // bytes of the stream fetched ahead of their use when both panels advance together
 
-// Unit u + t of P panels. The sweep that comes first fetches the lines of both panels.
+// What is fetched while a pair is worked on: `next`, the pair that this thread will take next. Each of `turns` blocks of
+// rows fetches its share of it, so that memory is busy all the while.
+struct Fetch {
+  const uint8_t *next;
+  int turn, turns;
+};
+
+// Unit u + t of P panels; fetches as many lines from `ahead` as it reads.
 template <class Format, int R, int P, int t>
-OUTRIDER_INLINE void step(const uint8_t *data, bool fetch, int u, const uint32_t *x, typename Format::Sum (&sum)[R][P]) {
-  if (fetch && t % Format::kUnitsPerLine == 0) {
-    const uint8_t *ahead = data + (u + t) / Format::kUnitsPerLine * 2 * kLine + kAhead;
-    __builtin_prefetch(ahead);
-    __builtin_prefetch(ahead + kLine);
+OUTRIDER_INLINE void step(const uint8_t *data, const uint8_t *ahead, int u, const uint32_t *x,
+                          typename Format::Sum (&sum)[R][P]) {
+  if (t % Format::kUnitsPerLine == 0) {
+    const uint8_t *line = ahead + (u + t) / Format::kUnitsPerLine * P * kLine;
+    __builtin_prefetch(line, 0, P == 1 ? 2 : 3);
+    if (P == 2) __builtin_prefetch(line + kLine);
   }
   OUTRIDER_UNROLL
   for (int p = 0; p < P; ++p) {
@@ -57,33 +65,41 @@ OUTRIDER_INLINE void join(const typename Format::Sum (&sum)[R][P], const uint8_t
 
 // R rows by P panels of a pair, from panel `first` on.
 template <class Format, int R, int P>
-void sweep(const uint8_t *record, int groups, int first, const Block &block, float *out) {
+void sweep(const uint8_t *record, int groups, int first, const Block &block, float *out, const Fetch &fetch) {
   constexpr KindSize kSize = size_of(Format::kKind);
-  const bool fetch = first == 0;
+  constexpr int kHalf = kSize.data + kSize.scales;  // of a record
   const uint8_t *data = record + first * kLine, *scales = record + 2 * kSize.data + first * kSize.scales;
+  const uint8_t *half_next = fetch.next + (ptrdiff_t)first * groups * kHalf;
+  const ptrdiff_t pair_bytes = (ptrdiff_t)2 * groups * kHalf;
   const uint32_t *x = block.units;
+  int turn = 0;
   Float total[R][P];
   OUTRIDER_UNROLL
   for (int r = 0; r < R; ++r)
     OUTRIDER_UNROLL
     for (int p = 0; p < P; ++p) total[r][p] = zero();
   for (int g = 0; g < groups; ++g, x += Format::kUnits * R) {
-    if (fetch && kSize.scales > 0) __builtin_prefetch(scales + kAhead);
-    if (fetch && kSize.scales > 32) __builtin_prefetch(scales + kAhead + kLine);
+    const ptrdiff_t at = (ptrdiff_t)g * P * kHalf;
+    const uint8_t *ahead = data;  // a line at hand: nothing is fetched
+    if (P == 2) ahead = at + kAhead < pair_bytes ? record + at + kAhead : fetch.next + (at + kAhead - pair_bytes);
+    else if (turn == fetch.turn) ahead = half_next + at;
+    turn = turn + 1 == fetch.turns ? 0 : turn + 1;
+    for (int line = 0; line < P * kSize.scales; line += kLine)
+      __builtin_prefetch(ahead + P * kSize.data + line, 0, P == 1 ? 2 : 3);
     typename Format::Sum sum[R][P];
     OUTRIDER_UNROLL
     for (int r = 0; r < R; ++r)
       OUTRIDER_UNROLL
       for (int p = 0; p < P; ++p) sum[r][p] = Format::start(block.starts + g * R + r);
     for (int u = 0; u < Format::kUnits; u += 4) {
-      step<Format, R, P, 0>(data, fetch, u, x, sum);
-      step<Format, R, P, 1>(data, fetch, u, x, sum);
-      step<Format, R, P, 2>(data, fetch, u, x, sum);
-      step<Format, R, P, 3>(data, fetch, u, x, sum);
+      step<Format, R, P, 0>(data, ahead, u, x, sum);
+      step<Format, R, P, 1>(data, ahead, u, x, sum);
+      step<Format, R, P, 2>(data, ahead, u, x, sum);
+      step<Format, R, P, 3>(data, ahead, u, x, sum);
     }
     join<Format, R, P>(sum, scales, block, g, total);
-    data += 2 * (kSize.data + kSize.scales);
-    scales += 2 * (kSize.data + kSize.scales);
+    data += 2 * kHalf;
+    scales += 2 * kHalf;
   }
   OUTRIDER_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -102,49 +118,50 @@ constexpr int kTogether = 1;
 #endif
 
 template <class Format, int R>
-void tile(const uint8_t *record, int groups, const Block &block, float *out) {
+void tile(const uint8_t *record, int groups, const Block &block, float *out, const Fetch &fetch) {
   if constexpr (R <= kTogether) {
-    sweep<Format, R, 2>(record, groups, 0, block, out);
+    sweep<Format, R, 2>(record, groups, 0, block, out, fetch);
   } else {
-    sweep<Format, R, 1>(record, groups, 0, block, out);
-    sweep<Format, R, 1>(record, groups, 1, block, out);
+    sweep<Format, R, 1>(record, groups, 0, block, out, fetch);
+    sweep<Format, R, 1>(record, groups, 1, block, out, fetch);
   }
 }
 
 template <class Format>
-void by_width(const uint8_t *record, int groups, const Block &block, float *out) {
+void by_width(const uint8_t *record, int groups, const Block &block, float *out, const Fetch &fetch) {
   switch (block.width) {
-    case 1: return tile<Format, 1>(record, groups, block, out);
-    case 2: return tile<Format, 2>(record, groups, block, out);
-    case 3: return tile<Format, 3>(record, groups, block, out);
-    case 4: return tile<Format, 4>(record, groups, block, out);
+    case 1: return tile<Format, 1>(record, groups, block, out, fetch);
+    case 2: return tile<Format, 2>(record, groups, block, out, fetch);
+    case 3: return tile<Format, 3>(record, groups, block, out, fetch);
+    case 4: return tile<Format, 4>(record, groups, block, out, fetch);
 #if OUTRIDER_REGISTERS == 32
-    case 6: return tile<Format, 6>(record, groups, block, out);
-    case 8: return tile<Format, 8>(record, groups, block, out);
-    case 10: return tile<Format, 10>(record, groups, block, out);
-    case 12: return tile<Format, 12>(record, groups, block, out);
+    case 6: return tile<Format, 6>(record, groups, block, out, fetch);
+    case 8: return tile<Format, 8>(record, groups, block, out, fetch);
+    case 10: return tile<Format, 10>(record, groups, block, out, fetch);
+    case 12: return tile<Format, 12>(record, groups, block, out, fetch);
 #endif
   }
 }
 
 template <class Format>
-void product(const Matrix &matrix, int pair, const Activations &x, float *out) {
+void product(const Matrix &matrix, int pair, const Activations &x, float *out, const uint8_t *next) {
   for (int b = 0; b < x.count; ++b)
-    by_width<Format>(matrix.record(pair, 0), matrix.groups, x.blocks[b], out + (ptrdiff_t)x.blocks[b].first * kPair);
+    by_width<Format>(matrix.record(pair, 0), matrix.groups, x.blocks[b], out + (ptrdiff_t)x.blocks[b].first * kPair,
+                     {next, b, x.count});
 }
 
-inline void product(const Matrix &matrix, int pair, const Activations &x, float *out) {
+inline void product(const Matrix &matrix, int pair, const Activations &x, float *out, const uint8_t *next) {
   switch (matrix.kind) {
-    case Kind::kFloat32: return product<Float32Weights>(matrix, pair, x, out);
-    case Kind::kBfloat16: return product<Bfloat16Weights>(matrix, pair, x, out);
-    case Kind::kQ8Bfloat16: return product<ByteWeights<Kind::kQ8Bfloat16, 0>>(matrix, pair, x, out);
-    case Kind::kQ8MBfloat16: return product<ByteWeights<Kind::kQ8MBfloat16, 1>>(matrix, pair, x, out);
-    case Kind::kQ4Bfloat16: return product<NibbleWeights<Kind::kQ4Bfloat16, 8>>(matrix, pair, x, out);
-    case Kind::kQ4MBfloat16: return product<NibbleWeights<Kind::kQ4MBfloat16, 0>>(matrix, pair, x, out);
-    case Kind::kQ8Int8: return product<ByteQuads<Kind::kQ8Int8, 128>>(matrix, pair, x, out);
-    case Kind::kQ8MInt8: return product<ByteQuads<Kind::kQ8MInt8, 0>>(matrix, pair, x, out);
-    case Kind::kQ4Int8: return product<NibbleQuads<Kind::kQ4Int8, 8>>(matrix, pair, x, out);
-    case Kind::kQ4MInt8: return product<NibbleQuads<Kind::kQ4MInt8, 0>>(matrix, pair, x, out);
+    case Kind::kFloat32: return product<Float32Weights>(matrix, pair, x, out, next);
+    case Kind::kBfloat16: return product<Bfloat16Weights>(matrix, pair, x, out, next);
+    case Kind::kQ8Bfloat16: return product<ByteWeights<Kind::kQ8Bfloat16, 0>>(matrix, pair, x, out, next);
+    case Kind::kQ8MBfloat16: return product<ByteWeights<Kind::kQ8MBfloat16, 1>>(matrix, pair, x, out, next);
+    case Kind::kQ4Bfloat16: return product<NibbleWeights<Kind::kQ4Bfloat16, 8>>(matrix, pair, x, out, next);
+    case Kind::kQ4MBfloat16: return product<NibbleWeights<Kind::kQ4MBfloat16, 0>>(matrix, pair, x, out, next);
+    case Kind::kQ8Int8: return product<ByteQuads<Kind::kQ8Int8, 128>>(matrix, pair, x, out, next);
+    case Kind::kQ8MInt8: return product<ByteQuads<Kind::kQ8MInt8, 0>>(matrix, pair, x, out, next);
+    case Kind::kQ4Int8: return product<NibbleQuads<Kind::kQ4Int8, 8>>(matrix, pair, x, out, next);
+    case Kind::kQ4MInt8: return product<NibbleQuads<Kind::kQ4MInt8, 0>>(matrix, pair, x, out, next);
     case Kind::kCount: break;
   }
 }
