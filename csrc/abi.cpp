@@ -4,6 +4,7 @@
 #include <exception>
 #include <stdexcept>
 
+#include "cache.h"
 #include "model.h"
 #include "pack.h"
 
@@ -143,16 +144,18 @@ void check_batch(const OutriderModel &model, const OutriderBatch &batch) {
 }
 
 void move_slot(const OutriderModel &model, void *const *pages, int from, int to) {
-  const int dim = model.padded_dim(), bytes = model.number_bytes();
-  uint8_t *source = (uint8_t *)pages[from / OUTRIDER_PAGE], *goal = (uint8_t *)pages[to / OUTRIDER_PAGE];
-  const int a = from % OUTRIDER_PAGE, b = to % OUTRIDER_PAGE;
+  const int dim = model.shape.head_dim, padded = model.padded_dim(), bytes = model.number_bytes(), per = 4 / bytes;
+  const uint8_t *source = (const uint8_t *)pages[from / kPage];
+  uint8_t *goal = (uint8_t *)pages[to / kPage];
+  const int a = from % kPage, b = to % kPage;
   for (int layer = 0; layer < model.shape.layers; ++layer)
     for (int head = 0; head < model.shape.kv_heads; ++head) {
       const ptrdiff_t keys = model.key_offset(layer, head), values = model.value_offset(layer, head);
-      for (int d = 0; d < model.shape.head_dim; ++d)
-        std::memcpy(goal + keys + ((ptrdiff_t)(b / 16 * 16 * model.shape.head_dim) + 16 * d + b % 16) * bytes,
-                    source + keys + ((ptrdiff_t)(a / 16 * 16 * model.shape.head_dim) + 16 * d + a % 16) * bytes, bytes);
-      std::memcpy(goal + values + (ptrdiff_t)b * dim * bytes, source + values + (ptrdiff_t)a * dim * bytes, dim * bytes);
+      for (int d = 0; d < dim; ++d) {
+        std::memcpy(goal + keys + key_index(per, dim, b, d) * bytes, source + keys + key_index(per, dim, a, d) * bytes, bytes);
+        std::memcpy(goal + values + value_index(per, padded, b, d) * bytes,
+                    source + values + value_index(per, padded, a, d) * bytes, bytes);
+      }
     }
 }
 

@@ -165,16 +165,15 @@ void Pass::place(const Layer &layer, int index, int row) const {
     if (!layer.query_norm.empty()) kernels.rms_norm(query, layer.query_norm.data(), shape.rms_eps, dim, query);
     kernels.rotate(query, cosines, sines, half);
     for (int d = 0; d < dim; ++d) query[d] *= factor;
+    model.cache().round_query(query, dim);
   }
-  const bool small = shape.cache == OUTRIDER_CACHE_BFLOAT16;
   for (int head = 0; head < shape.kv_heads; ++head) {
     float *key = qkv(row) + key_at + head * dim;
     const float *value = qkv(row) + value_at + head * dim;
     if (!layer.key_norm.empty()) kernels.rms_norm(key, layer.key_norm.data(), shape.rms_eps, dim, key);
     kernels.rotate(key, cosines, sines, half);
-    (small ? kernels.store_key_bfloat16 : kernels.store_key)(pages, model.key_offset(index, head), at.slot, key, dim);
-    (small ? kernels.store_value_bfloat16 : kernels.store_value)(pages, model.value_offset(index, head), at.slot, value,
-                                                                 dim, model.padded_dim());
+    model.cache().store_key(pages, model.key_offset(index, head), at.slot, key, dim);
+    model.cache().store_value(pages, model.value_offset(index, head), at.slot, value, dim, model.padded_dim());
   }
 }
 
@@ -183,23 +182,24 @@ void Pass::attend(int index, const AttentionUnit &unit, int thread) const {
   const OutriderSegment &segment = batch.segments[unit.segment];
   const int share = shape.heads / shape.kv_heads, start = work.segment_start[unit.segment];
   const bool tree = segment.parents != nullptr;
-  const float *queries[kMost];
+  const uint32_t *queries[kMost];
   float *out[kMost];
   const int32_t *tails[kMost];
   int32_t tail_counts[kMost];
+  // A chain's common slots end with those of its first row here; a tree's, before the tree. Both at an even slot.
+  const int common = tree ? segment.length / 2 * 2 : (segment.length + unit.first + 1) / 2 * 2;
   int count = 0;
   for (int row = unit.first; row < unit.first + unit.rows; ++row)
     for (int head = unit.kv_head * share; head < (unit.kv_head + 1) * share; ++head, ++count) {
-      queries[count] = qkv(start + row) + head * shape.head_dim;
+      queries[count] = (const uint32_t *)(qkv(start + row) + head * shape.head_dim);
       out[count] = attended(start + row) + head * shape.head_dim;
-      tails[count] = tree ? work.paths[start + row].data() : work.slots[unit.segment].data() + unit.first + 1;
-      tail_counts[count] = tree ? (int)work.paths[start + row].size() : row - unit.first;
+      tails[count] = tree ? work.paths[start + row].data() : work.slots[unit.segment].data() + (common - segment.length);
+      tail_counts[count] = tree ? (int)work.paths[start + row].size() : segment.length + row + 1 - common;
     }
-  const int common = tree ? segment.length : segment.length + unit.first + 1;
   const Attention attention{segment.pages, model.key_offset(index, unit.kv_head), model.value_offset(index, unit.kv_head),
                             shape.head_dim, model.padded_dim(), common, segment.length + unit.first + unit.rows, count,
                             queries, out, tails, tail_counts, work.threads[thread].scores.data()};
-  (shape.cache == OUTRIDER_CACHE_BFLOAT16 ? kernels.attend_bfloat16 : kernels.attend)(attention);
+  model.cache().attend(attention);
 }
 
 // Adds a product to the hidden state.
@@ -267,8 +267,9 @@ void lay_out_rows(OutriderModel &model, const OutriderBatch &batch) {
       work.slots[s][i] = slot;
       if (!segment.parents) continue;
       std::vector<int32_t> &path = work.paths[start + i];
-      if (parent < 0) path.clear();
-      else path = work.paths[start + parent];
+      if (parent >= 0) path = work.paths[start + parent];
+      else if (segment.length % 2) path = {slot - 1};  // the even slot whose pair the tree completes
+      else path.clear();
       path.push_back(slot);
     }
     const int each = attention_rows(model, segment);

@@ -90,6 +90,9 @@ struct OutriderModel {
   std::mutex busy;  // one pass at a time
 
   int padded_dim() const { return (shape.head_dim + 15) / 16 * 16; }
+  const outrider::CacheKernels &cache() const {
+    return shape.cache == OUTRIDER_CACHE_BFLOAT16 ? kernels->bfloat16 : kernels->float32;
+  }
   int number_bytes() const { return shape.cache == OUTRIDER_CACHE_BFLOAT16 ? 2 : 4; }
   // Keys of one layer and head within a page; its values take a half of their own behind them.
   ptrdiff_t half_bytes() const { return (ptrdiff_t)OUTRIDER_PAGE * padded_dim() * number_bytes(); }

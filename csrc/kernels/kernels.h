@@ -6,8 +6,8 @@
 
 namespace outrider {
 
-// Queries of one key-value head over one sequence. Position p is slot p up to `common`; a query sees the common slots,
-// then the slots of its tail in order. The order of sums is by position alone.
+// Queries of one key-value head over one sequence. Position p is slot p up to `common`, which is even; a query sees the
+// common slots, then the slots of its tail in order. The order of sums is by position alone.
 struct Attention {
   void *const *pages;
   ptrdiff_t key_offset, value_offset;  // of this layer and head within a page, bytes
@@ -15,11 +15,19 @@ struct Attention {
   int common;                          // slots that all queries see
   int slots;                           // slots written so far: scores are computed for these
   int queries;
-  const float *const *query;  // [queries] -> [head_dim], scaled
-  float *const *out;          // [queries] -> [head_dim]
-  const int32_t *const *tail;  // [queries] -> slots after the common ones
-  const int32_t *tail_count;  // [queries]
-  float *scratch;             // [queries, whole pages of positions] and room for one tail
+  const uint32_t *const *query;  // [queries] -> units of the scaled query
+  float *const *out;             // [queries] -> [head_dim]
+  const int32_t *const *tail;    // [queries] -> slots after the common ones
+  const int32_t *tail_count;     // [queries]
+  float *scratch;                // [max_queries, whole pages of positions] and room for one tail
+};
+
+// What one type of cache needs.
+struct CacheKernels {
+  void (*round_query)(float *x, int head_dim);
+  void (*store_key)(void *const *pages, ptrdiff_t offset, int slot, const float *x, int head_dim);
+  void (*store_value)(void *const *pages, ptrdiff_t offset, int slot, const float *x, int head_dim, int padded_dim);
+  void (*attend)(const Attention &);
 };
 
 struct Kernels {
@@ -36,13 +44,7 @@ struct Kernels {
   void (*swiglu)(const float *gate, const float *up, float *out);
   // Rotates pairs (j, j + half) of one head.
   void (*rotate)(float *x, const float *cosines, const float *sines, int half);
-  void (*store_key)(void *const *pages, ptrdiff_t offset, int slot, const float *x, int head_dim);
-  void (*store_value)(void *const *pages, ptrdiff_t offset, int slot, const float *x, int head_dim, int padded_dim);
-  void (*attend)(const Attention &);
-  // The bfloat16 cache's versions of the three above.
-  void (*store_key_bfloat16)(void *const *pages, ptrdiff_t offset, int slot, const float *x, int head_dim);
-  void (*store_value_bfloat16)(void *const *pages, ptrdiff_t offset, int slot, const float *x, int head_dim, int padded_dim);
-  void (*attend_bfloat16)(const Attention &);
+  CacheKernels float32, bfloat16;
   // Multiply-adds of `rounding` arithmetic on registers and the first-level cache; returns how many were done.
   double (*multiply)(Rounding, int rounds);
   // Reads memory from first to last byte as the products do.

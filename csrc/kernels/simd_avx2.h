@@ -89,6 +89,19 @@ inline __m256i round_half(__m256 x) {
   __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   return _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
 }
+inline Bits no_bits() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline __m256i low_half(__m256i x, bool high) {
+  return high ? _mm256_srli_epi32(x, 16) : _mm256_and_si256(x, _mm256_set1_epi32(0xffff));
+}
+inline __m256i high_half(__m256i x, bool high) {
+  return high ? _mm256_and_si256(x, _mm256_set1_epi32((int32_t)0xffff0000)) : _mm256_slli_epi32(x, 16);
+}
+// In each lane the 16 bits of x (its high ones if x_high) and, above, those of y.
+inline Bits halves(Bits x, bool x_high, Bits y, bool y_high) {
+  return {_mm256_or_si256(low_half(x.a, x_high), high_half(y.a, y_high)),
+          _mm256_or_si256(low_half(x.b, x_high), high_half(y.b, y_high))};
+}
+
 // Round to nearest even; the residue of NaN is not kept quiet, because no NaN is ever rounded on purpose.
 inline Int bfloat_bits(Float x) { return {round_half(x.a), round_half(x.b)}; }
 inline void store_bfloat(uint16_t *p, Float x) { _mm256_storeu_si256((__m256i *)p, words_of(bfloat_bits(x))); }

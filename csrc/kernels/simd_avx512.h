@@ -61,6 +61,14 @@ inline Float load_bfloat(const uint16_t *p) {
 }
 inline Float as_float(Bits x) { return {_mm512_castsi512_ps(x.v)}; }
 
+inline Bits no_bits() { return {_mm512_setzero_si512()}; }
+// In each lane the 16 bits of a (its high ones if a_high) and, above, those of b.
+inline Bits halves(Bits a, bool a_high, Bits b, bool b_high) {
+  __m512i low = a_high ? _mm512_srli_epi32(a.v, 16) : _mm512_and_si512(a.v, _mm512_set1_epi32(0xffff));
+  __m512i high = b_high ? _mm512_and_si512(b.v, _mm512_set1_epi32((int32_t)0xffff0000)) : _mm512_slli_epi32(b.v, 16);
+  return {_mm512_or_si512(low, high)};
+}
+
 // Round to nearest even; the residue of NaN is not kept quiet, because no NaN is ever rounded on purpose.
 inline Int bfloat_bits(Float x) {
   __m512i bits = _mm512_castps_si512(x.v);

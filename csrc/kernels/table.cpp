@@ -13,16 +13,25 @@
 namespace outrider {
 namespace OUTRIDER_ISA {
 
+template <class Cache>
+constexpr CacheKernels cache_kernels() {
+  return {round_query<Cache>, store_key<Cache>, store_value<Cache>, attend<Cache>};
+}
+
 extern const Kernels kTable;
 const Kernels kTable = {
-    OUTRIDER_ISA_NAME,  kWidths,
-    kMaxQueries,        product,
-    prepare,            rms_norm,
-    swiglu,             rotate,
-    store_key<float>,   store_value<float>,
-    attend<float>,      store_key<uint16_t>,
-    store_value<uint16_t>, attend<uint16_t>,
-    multiply,           read,
+    OUTRIDER_ISA_NAME,
+    kWidths,
+    kMaxQueries,
+    product,
+    prepare,
+    rms_norm,
+    swiglu,
+    rotate,
+    cache_kernels<Float32Cache>(),
+    cache_kernels<Bfloat16Cache>(),
+    multiply,
+    read,
 };
 
 }  // namespace OUTRIDER_ISA
