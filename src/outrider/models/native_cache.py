@@ -46,12 +46,6 @@ class NativeCache:
         twin.length = length
         return twin
 
-    def poison(self) -> None:
-        """Fills everything beyond the certain positions with NaN bytes, for tests."""
-        for index, page in enumerate(self._pages):
-            if index * PAGE >= self.length:
-                page[:] = 0xFF
-
 
 def _page(size: int) -> npt.NDArray[np.uint8]:
     memory = np.empty(size + _ALIGNMENT, dtype=np.uint8)

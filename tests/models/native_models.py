@@ -1,0 +1,150 @@
+"""Tiny models for the compiled decoder: every form of weights, with the same weights for the PyTorch decoder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gguf
+import torch
+
+from outrider.core.protocols import Chunk, TargetModel
+from outrider.core.records import EMPTY_DRAFT, Context, Draft
+from outrider.models.arch import Arch, RopeKind, RopeScaling
+from outrider.models.gguf import GGUFFile
+from outrider.models.native import NativeDecoder
+from outrider.models.native_load import load_native
+from outrider.models.native_weights import matrix_plans, vector_plans
+
+Quant = gguf.GGMLQuantizationType
+
+# Inputs of two, three and five groups of 32; outputs that fill no whole pair of panels; queries 3 to a key-value head.
+ARCH = Arch(
+    family="qwen2", layers=2, hidden=64, intermediate=160, heads=6, kv_heads=2, head_dim=16, vocab_size=203,
+    rms_eps=1e-5, rope_theta=10000.0, rope_scaling=RopeScaling(RopeKind.DEFAULT, 1.0, 1.0, 4.0, 64), qkv_bias=True,
+    output_bias=False, mlp_bias=False, qk_norm=False, tied_head=True, max_positions=400,
+)  # fmt: skip
+VARIANTS = {
+    "tied, biased queries": ARCH,
+    "own head, normed queries": replace(ARCH, tied_head=False, qk_norm=True, qkv_bias=False, head_dim=24),
+    "every bias": replace(ARCH, mlp_bias=True, output_bias=True, heads=4, kv_heads=4),
+    "one key-value head, scaled positions": replace(
+        ARCH, kv_heads=1, rope_scaling=RopeScaling(RopeKind.LLAMA3, 4.0, 1.0, 4.0, 32)
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """Weights and what inputs are rounded to; `quant`: the blocks of the file that `gguf` keeps."""
+
+    dtype: str
+    activations: str
+    quant: Quant | None = None
+
+    def __str__(self) -> str:
+        return " ".join((self.quant.name if self.quant else self.dtype, self.activations))
+
+
+FORMS = (
+    Form("float32", "float32"), Form("bfloat16", "bfloat16"), Form("int8", "bfloat16"), Form("int8", "int8"),
+    Form("int4", "bfloat16"), Form("int4", "int8"),
+    *(Form("gguf", rounding, quant)
+      for quant in (Quant.Q4_0, Quant.Q4_1, Quant.Q8_0) for rounding in ("bfloat16", "int8")),
+)  # fmt: skip
+
+
+def weights(arch: Arch = ARCH, seed: int = 1) -> dict[str, torch.Tensor]:
+    """Random weights that keep hidden states near one; norms and biases of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {
+        plan.name: torch.randn(plan.outputs, plan.inputs, generator=generator) / math.sqrt(plan.inputs)
+        for plan in matrix_plans(arch)
+    }
+    for _, _, name, count in vector_plans(arch):
+        state[name] = torch.randn(count, generator=generator) * 0.2 + (0.0 if name.endswith("bias") else 1.0)
+    return state
+
+
+def build(
+    form: Form, folder: Path, *, arch: Arch = ARCH, threads: int = 1, taps: Sequence[int] = ()
+) -> NativeDecoder:
+    """The model in this form; a file of blocks is written to `folder` where the form wants one."""
+    if form.quant is None:
+        return load_native(
+            arch,
+            weights(arch),
+            None,
+            dtype=form.dtype,
+            activations=form.activations,
+            threads=threads,
+            taps=taps,
+        )
+    file = GGUFFile(written(folder / f"{form.quant.name}.gguf", arch, weights(arch), form.quant))
+    return load_native(
+        file.arch(),
+        file.state(),
+        file,
+        dtype="gguf",
+        activations=form.activations,
+        threads=threads,
+        taps=taps,
+    )
+
+
+def written(path: Path, arch: Arch, state: Mapping[str, torch.Tensor], quant: Quant) -> Path:
+    """A GGUF file of family qwen2, whose tensors keep their order of rows; made once."""
+    if path.exists():
+        return path
+    writer = gguf.GGUFWriter(path, arch.family)
+    writer.add_block_count(arch.layers)
+    writer.add_context_length(arch.max_positions)
+    writer.add_embedding_length(arch.hidden)
+    writer.add_feed_forward_length(arch.intermediate)
+    writer.add_head_count(arch.heads)
+    writer.add_head_count_kv(arch.kv_heads)
+    writer.add_key_length(arch.head_dim)
+    writer.add_value_length(arch.head_dim)
+    writer.add_layer_norm_rms_eps(arch.rms_eps)
+    writer.add_rope_freq_base(arch.rope_theta)
+    writer.add_vocab_size(arch.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, arch.layers)
+    for name, tensor in state.items():
+        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if tensor.ndim == 1:
+            writer.add_tensor(own, tensor.numpy())
+        else:
+            writer.add_tensor(own, gguf.quantize(tensor.numpy(), quant), raw_dtype=quant)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def tokens_of(count: int, seed: int, vocab: int = ARCH.vocab_size) -> list[int]:
+    return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def prefilled(target: TargetModel, tokens: Sequence[int], sequence_id: int = 0, chunk: int = 400) -> Context:
+    """A new sequence that caches all but the last token, read in chunks of this size."""
+    target.release(sequence_id)
+    certain = tokens[:-1]
+    for start in range(0, len(certain), chunk):
+        target.extend([Chunk(sequence_id, certain[start : start + chunk])])
+    return Context.of(tokens, sequence_id=sequence_id)
+
+
+def rows_of(
+    target: TargetModel, context: Context, draft: Draft = EMPTY_DRAFT
+) -> torch.Tensor:  # [n + 1, vocab]
+    return target.score([context], [draft])[0].logits.clone()
+
+
+def alone(target: TargetModel, tokens: Sequence[int]) -> torch.Tensor:  # [vocab]
+    """The logits after `tokens` from one row of a fresh sequence: what every other road must lead to."""
+    (row,) = rows_of(target, prefilled(target, tokens, 9999))
+    target.release(9999)
+    return row
