@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
+import numpy as np
 import torch
 
 from outrider.core.protocols import Chunk, TargetModel
 from outrider.core.records import EMPTY_DRAFT, Context, Draft
+from outrider.core.sampling import SamplingParams
 from outrider.models.arch import Arch, RopeKind, RopeScaling
 from outrider.models.gguf import GGUFFile
 from outrider.models.native import NativeDecoder
@@ -19,6 +22,7 @@ from outrider.models.native_load import load_native
 from outrider.models.native_weights import matrix_plans, vector_plans
 
 Quant = gguf.GGMLQuantizationType
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
 
 # Inputs of two, three and five groups of 32; outputs that fill no whole pair of panels; queries 3 to a key-value head.
 ARCH = Arch(
@@ -148,3 +152,19 @@ def alone(target: TargetModel, tokens: Sequence[int]) -> torch.Tensor:  # [vocab
     (row,) = rows_of(target, prefilled(target, tokens, 9999))
     target.release(9999)
     return row
+
+
+def random_tree(chance: random.Random, nodes: int, vocab: int = ARCH.vocab_size) -> Draft:
+    """Siblings differ; most nodes hang near the end, so that trees are deep as well as wide."""
+    tokens = chance.sample(range(vocab), nodes)
+    parents = [chance.choice([None, *range(max(0, i - 4), i)]) for i in range(nodes)]
+    return Draft.tree(tokens, parents)
+
+
+def expect_same(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:  # [n, vocab] each
+    """Equal bits (so that 0 and -0 differ), and equal laws of every row."""
+    assert torch.equal(found.view(torch.int32), wanted.view(torch.int32)), what
+    law = Context.of([1, 2, 3], sampling=SAMPLED).law
+    for row, other in zip(found, wanted):
+        mine, theirs = law.node(row, ()), law.node(other, ())
+        assert np.array_equal(mine.logits.view(np.int64), theirs.logits.view(np.int64)), f"{what}: the law"

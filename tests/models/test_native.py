@@ -9,11 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from native_models import ARCH, FORMS, VARIANTS, Form, alone, build, prefilled, rows_of, tokens_of
+from native_models import (
+    ARCH,
+    FORMS,
+    VARIANTS,
+    Form,
+    alone,
+    build,
+    expect_same,
+    prefilled,
+    random_tree,
+    rows_of,
+    tokens_of,
+)  # fmt: skip
 
 from outrider.core.protocols import Chunk, LayeredTarget
 from outrider.core.records import EMPTY_DRAFT, Context, Draft, RoundResult
-from outrider.core.sampling import SamplingParams
 from outrider.core.tree import TokenTree
 from outrider.errors import ConfigError, ParameterError
 from outrider.models import native_cache
@@ -26,7 +37,6 @@ try:
 except NativeUnavailable as reason:
     pytest.skip(str(reason), allow_module_level=True)
 
-SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
 FLOAT32 = FORMS[0]
 
 
@@ -54,15 +64,6 @@ def plain(folder: Path) -> NativeDecoder:
     return build(FLOAT32, folder, threads=2)
 
 
-def expect_same(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:  # [n, vocab] each
-    """Equal bits (so that 0 and -0 differ), and equal laws of every row."""
-    assert torch.equal(found.view(torch.int32), wanted.view(torch.int32)), what
-    law = Context.of([1, 2, 3], sampling=SAMPLED).law
-    for row, other in zip(found, wanted):
-        mine, theirs = law.node(row, ()), law.node(other, ())
-        assert np.array_equal(mine.logits.view(np.int64), theirs.logits.view(np.int64)), f"{what}: the law"
-
-
 def commit(
     target: NativeDecoder, context: Context, draft: Draft, accepted: Sequence[int], token: int
 ) -> list[int]:
@@ -71,13 +72,6 @@ def commit(
     emitted = (*(draft.nodes.tokens[node] for node in accepted), token)
     target.commit([RoundResult(context.sequence_id, emitted, tuple(accepted), draft, scores)])
     return [*context.tokens, *emitted]
-
-
-def random_tree(chance: random.Random, nodes: int) -> Draft:
-    """Siblings differ; most nodes hang near the end, so that trees are deep as well as wide."""
-    tokens = chance.sample(range(ARCH.vocab_size), nodes)
-    parents = [chance.choice([None, *range(max(0, i - 4), i)]) for i in range(nodes)]
-    return Draft.tree(tokens, parents)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
