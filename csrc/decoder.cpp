@@ -11,6 +11,16 @@ namespace {
 
 int projections(const Layer &layer);
 
+constexpr int kMostQueries = 64;  // of an attention unit: the heads of one row at least
+
+// What one attention unit asks: the arrays behind an `Attention`.
+struct Queries {
+  const uint32_t *query[kMostQueries];
+  float *out[kMostQueries];
+  const int32_t *tail[kMostQueries];
+  int32_t tail_count[kMostQueries];
+};
+
 // One pass; what every phase reads.
 struct Pass {
   OutriderModel &model;
@@ -38,7 +48,11 @@ struct Pass {
   void norm(const std::vector<float> &weight, const float *x, Inputs &out, int row, int thread) const;
   void project(const Layer &layer, int unit, int thread) const;
   void place(const Layer &layer, int index, int row) const;
-  void attend(int index, const AttentionUnit &unit, int thread) const;
+  Attention attention(int index, const AttentionUnit &unit, Queries &queries) const;
+  void score(int index, const AttentionPart &part) const;
+  void soften(int index, const AttentionPart &part) const;
+  void mix(int index, const AttentionPart &part) const;
+  void attend(int index, int unit, int thread) const;
   void add(const Layer &layer, OutriderMatrix which, const Inputs &x, int pair, const Matrix &following, int thread) const;
   void feed(const Layer &layer, int pair, int thread) const;
   void speak(int pair, int thread) const;
@@ -61,7 +75,10 @@ void Pass::run(int thread) {
     const Matrix &gate = layer.at(OUTRIDER_GATE), &below = last ? head() : model.layers[batch.layers[i + 1]].at(OUTRIDER_QUERY);
     member.phase(projections(layer), [&](int unit) { project(layer, unit, thread); });
     member.phase(rows, [&](int row) { place(layer, index, row); });
-    member.phase((int)work.units.size(), [&](int unit) { attend(index, work.units[unit], thread); });
+    member.phase((int)work.score_parts.size(), [&](int part) { score(index, work.score_parts[part]); });
+    member.phase((int)work.soften_parts.size(), [&](int part) { soften(index, work.soften_parts[part]); });
+    member.phase((int)work.mix_parts.size(), [&](int part) { mix(index, work.mix_parts[part]); });
+    member.phase((int)work.units.size() - work.whole_units, [&](int unit) { attend(index, work.whole_units + unit, thread); });
     member.phase(rows, [&](int row) { work.mixed.prepare(kernels, row, attended(row), 0, attended_stride / kGroup); });
     member.phase(layer.at(OUTRIDER_OUTPUT).pairs, [&](int pair) { add(layer, OUTRIDER_OUTPUT, work.mixed, pair, gate, thread); });
     member.phase(rows, [&](int row) { norm(layer.mlp_norm, hidden(row), work.normed, row, thread); });
@@ -177,29 +194,55 @@ void Pass::place(const Layer &layer, int index, int row) const {
   }
 }
 
-void Pass::attend(int index, const AttentionUnit &unit, int thread) const {
-  constexpr int kMost = 64;  // queries of a unit; see `attention_rows`
+Attention Pass::attention(int index, const AttentionUnit &unit, Queries &queries) const {
   const OutriderSegment &segment = batch.segments[unit.segment];
   const int share = shape.heads / shape.kv_heads, start = work.segment_start[unit.segment];
   const bool tree = segment.parents != nullptr;
-  const uint32_t *queries[kMost];
-  float *out[kMost];
-  const int32_t *tails[kMost];
-  int32_t tail_counts[kMost];
   // A chain's common slots end with those of its first row here; a tree's, before the tree. Both at an even slot.
-  const int common = tree ? segment.length / 2 * 2 : (segment.length + unit.first + 1) / 2 * 2;
+  const int common = (tree ? segment.length : segment.length + unit.first + 1) / 2 * 2;
   int count = 0;
   for (int row = unit.first; row < unit.first + unit.rows; ++row)
     for (int head = unit.kv_head * share; head < (unit.kv_head + 1) * share; ++head, ++count) {
-      queries[count] = (const uint32_t *)(qkv(start + row) + head * shape.head_dim);
-      out[count] = attended(start + row) + head * shape.head_dim;
-      tails[count] = tree ? work.paths[start + row].data() : work.slots[unit.segment].data() + (common - segment.length);
-      tail_counts[count] = tree ? (int)work.paths[start + row].size() : segment.length + row + 1 - common;
+      queries.query[count] = (const uint32_t *)(qkv(start + row) + head * shape.head_dim);
+      queries.out[count] = attended(start + row) + head * shape.head_dim;
+      queries.tail[count] = tree ? work.paths[start + row].data() : work.slots[unit.segment].data() + (common - segment.length);
+      queries.tail_count[count] = tree ? (int)work.paths[start + row].size() : segment.length + row + 1 - common;
     }
-  const Attention attention{segment.pages, model.key_offset(index, unit.kv_head), model.value_offset(index, unit.kv_head),
-                            shape.head_dim, model.padded_dim(), common, segment.length + unit.first + unit.rows, count,
-                            queries, out, tails, tail_counts, work.threads[thread].scores.data()};
-  model.cache().attend(attention);
+  return {segment.pages, model.key_offset(index, unit.kv_head), model.value_offset(index, unit.kv_head), shape.head_dim,
+          model.padded_dim(), common, count, queries.query, queries.out, queries.tail, queries.tail_count,
+          work.scores.data() + unit.scratch, work.score_stride, work.sums.data() + unit.scratch / work.score_stride};
+}
+
+void Pass::score(int index, const AttentionPart &part) const {
+  Queries queries;
+  model.cache().scores(attention(index, work.units[part.unit], queries), part.begin, part.end);
+}
+
+void Pass::soften(int index, const AttentionPart &part) const {
+  Queries queries;
+  model.cache().soften(attention(index, work.units[part.unit], queries), part.begin);
+}
+
+void Pass::mix(int index, const AttentionPart &part) const {
+  Queries queries;
+  model.cache().mix(attention(index, work.units[part.unit], queries), part.begin, part.end);
+}
+
+// All steps of a unit by one thread, for as many queries at a time as the kernels take.
+void Pass::attend(int index, int which, int thread) const {
+  const AttentionUnit &unit = work.units[which];
+  Queries queries;
+  const Attention all = attention(index, unit, queries);
+  for (int first = 0; first < all.queries; first += kernels.max_queries) {
+    Attention some = all;
+    some.queries = std::min(kernels.max_queries, all.queries - first);
+    some.query += first, some.out += first, some.tail += first, some.tail_count += first;
+    some.scratch = work.threads[thread].scores.data();
+    some.sums = work.threads[thread].sums.data();
+    model.cache().scores(some, 0, batch.segments[unit.segment].length + unit.first + unit.rows);
+    for (int q = 0; q < some.queries; ++q) model.cache().soften(some, q);
+    model.cache().mix(some, 0, model.padded_dim() / kLanes);
+  }
 }
 
 // Adds a product to the hidden state.
@@ -240,19 +283,39 @@ void Pass::speak(int pair, int thread) const {
     std::memcpy(batch.logits + (size_t)i * shape.vocab + (size_t)pair * kPair, tile, count * sizeof(float));
 }
 
-// Rows of a segment that share the reading of keys and values.
-int attention_rows(const OutriderModel &model, const OutriderSegment &segment) {
-  const int share = model.shape.heads / model.shape.kv_heads;
-  if (segment.parents || share >= model.kernels->max_queries) return 1;
-  const int together = model.kernels->max_queries / share;
-  return segment.rows > 16 ? 4 * together : together;
+constexpr int kFewRows = 16;     // up to so many rows of a segment attention is cut into parts
+constexpr int kPartSlots = 256;  // scored at a time
+
+// Cuts the attention of one segment into units, and those of few rows into parts that all threads share. Parts that read
+// the same keys or values follow each other.
+void lay_out_attention(OutriderModel &model, const OutriderSegment &segment, int index, bool few) {
+  Workspace &work = model.work;
+  const int share = model.shape.heads / model.shape.kv_heads, together = std::max(1, model.kernels->max_queries / share);
+  const int each = few ? together : std::min(4 * together, std::max(1, kMostQueries / share));
+  const int lines = model.padded_dim() / kLanes, slots = segment.length + segment.rows;
+  for (int head = 0; head < model.shape.kv_heads; ++head) {
+    const int begin_unit = (int)work.units.size();
+    for (int first = 0; first < segment.rows; first += each) {
+      const int rows = std::min(each, segment.rows - first);
+      work.units.push_back({index, head, first, rows, few ? work.sums.size() * work.score_stride : 0});
+      if (few) work.sums.resize(work.sums.size() + rows * share);
+    }
+    if (!few) continue;
+    const int end_unit = (int)work.units.size();
+    auto last_slot = [&](int unit) { return segment.length + work.units[unit].first + work.units[unit].rows; };
+    for (int begin = 0; begin < slots; begin += kPartSlots)
+      for (int unit = begin_unit; unit < end_unit; ++unit)
+        if (begin < last_slot(unit)) work.score_parts.push_back({unit, begin, std::min(last_slot(unit), begin + kPartSlots)});
+    for (int unit = begin_unit; unit < end_unit; ++unit)
+      for (int q = 0; q < work.units[unit].rows * share; ++q) work.soften_parts.push_back({unit, q, q + 1});
+    for (int line = 0; line < lines; line += 2)
+      for (int unit = begin_unit; unit < end_unit; ++unit) work.mix_parts.push_back({unit, line, std::min(lines, line + 2)});
+  }
 }
 
-void lay_out_rows(OutriderModel &model, const OutriderBatch &batch) {
-  Workspace &work = model.work;
+void lay_out_rows(const OutriderBatch &batch, Workspace &work) {
   work.rows.clear();
   work.segment_start.clear();
-  work.units.clear();
   work.slots.resize(batch.segment_count);
   for (int s = 0; s < batch.segment_count; ++s) {
     const OutriderSegment &segment = batch.segments[s];
@@ -272,10 +335,22 @@ void lay_out_rows(OutriderModel &model, const OutriderBatch &batch) {
       else path.clear();
       path.push_back(slot);
     }
-    const int each = attention_rows(model, segment);
-    for (int first = 0; first < segment.rows; first += each)
-      for (int head = 0; head < model.shape.kv_heads; ++head)
-        work.units.push_back({s, head, first, std::min(each, segment.rows - first)});
+  }
+}
+
+void lay_out(OutriderModel &model, const OutriderBatch &batch) {
+  Workspace &work = model.work;
+  lay_out_rows(batch, work);
+  int slots = 0;
+  for (const Row &row : work.rows) slots = std::max(slots, row.slot + 1);
+  work.score_stride = (slots + 2 * OUTRIDER_PAGE) / OUTRIDER_PAGE * OUTRIDER_PAGE;
+  work.units.clear();
+  work.sums.clear();
+  for (auto *parts : {&work.score_parts, &work.soften_parts, &work.mix_parts}) parts->clear();
+  for (const bool few : {true, false}) {
+    for (int s = 0; s < batch.segment_count; ++s)
+      if ((batch.segments[s].rows <= kFewRows) == few) lay_out_attention(model, batch.segments[s], s, few);
+    if (few) work.whole_units = (int)work.units.size();
   }
 }
 
@@ -292,21 +367,20 @@ void grow(OutriderModel &model, const OutriderBatch &batch, const Pass &pass) {
   work.mixed.layout(kernels, model.rounding, pass.rows, pass.attended_stride / kGroup);
   work.inner.layout(kernels, model.rounding, pass.rows, inner_groups);
   if (batch.wanted_count) work.last.layout(kernels, model.rounding, batch.wanted_count, pass.hidden_stride / kGroup);
-  int slots = 0;
-  for (const Row &row : work.rows) slots = std::max(slots, row.slot + 1);
-  const size_t scores = (size_t)kernels.max_queries * ((size_t)slots + 64 + 3 * OUTRIDER_PAGE);
+  fit(work.scores, work.sums.size() * work.score_stride);
   work.threads.resize(shape.threads);
   for (Workspace::Thread &own : work.threads) {
     fit(own.row, (size_t)pass.hidden_stride + 16);
     fit(own.tile, (size_t)2 * std::max(pass.rows, batch.wanted_count) * kPair);
-    fit(own.scores, scores);
+    fit(own.scores, (size_t)kernels.max_queries * work.score_stride);
+    fit(own.sums, (size_t)kernels.max_queries);
   }
 }
 
 }  // namespace
 
 void forward(OutriderModel &model, const OutriderBatch &batch) {
-  lay_out_rows(model, batch);
+  lay_out(model, batch);
   Pass pass(model, batch, (int)model.work.rows.size());
   grow(model, batch, pass);
   model.team->run([](void *context, int thread) { static_cast<Pass *>(context)->run(thread); }, &pass);

@@ -53,9 +53,15 @@ struct Row {
   int segment, slot, position;
 };
 
-// Rows of one segment that attend together.
+// Rows of one segment and the heads of one key-value head, which share the reading of keys and values.
 struct AttentionUnit {
   int segment, kv_head, first, rows;  // first: within the segment
+  size_t scratch;                     // where its scores begin, for units that are worked on in parts
+};
+
+// A part of a step of an attention unit: slots, a query, or lines of 16 dimensions.
+struct AttentionPart {
+  int unit, begin, end;
 };
 
 // What a pass needs beside weights and caches; grows to the largest pass.
@@ -63,14 +69,18 @@ struct Workspace {
   std::vector<Row> rows;
   std::vector<int> segment_start;                // first row of each segment
   std::vector<std::vector<int32_t>> slots;       // per segment: its rows' slots in order
-  std::vector<std::vector<int32_t>> paths;       // per row of a tree: slots from row 0 down to itself
-  std::vector<AttentionUnit> units;
+  std::vector<std::vector<int32_t>> paths;       // per row of a tree: its slots after the common ones
+  std::vector<AttentionUnit> units;              // those in parts first
+  int whole_units = 0;                           // the first unit that one thread takes whole
+  std::vector<AttentionPart> score_parts, soften_parts, mix_parts;
+  std::vector<float> scores, sums;               // of the units in parts: [queries, score_stride], [queries]
+  ptrdiff_t score_stride = 0;
   std::vector<float> hidden;    // [rows, hidden_stride]
   std::vector<float> qkv;       // [rows, qkv_stride]
   std::vector<float> attended;  // [rows, attended_stride]
   Inputs normed, mixed, inner, last;
   struct Thread {
-    std::vector<float> row, tile, scores;
+    std::vector<float> row, tile, scores, sums;
   };
   std::vector<Thread> threads;
 };

@@ -12,7 +12,6 @@ namespace outrider {
 namespace OUTRIDER_ISA {
 
 constexpr int kMaxQueries = OUTRIDER_REGISTERS == 32 ? 6 : 2;
-constexpr int kChunk = 4;  // lines of the values summed at once
 
 struct Float32Cache {
   using Number = float;
@@ -76,25 +75,32 @@ void round_query(float *x, int head_dim) {
 }
 
 template <class Cache, int Q>
-inline void scores(const Attention &a, int first, ptrdiff_t stride) {
+void score_block(const Attention &a, int first, int begin, int end) {
   const uint32_t *query[Q];
   for (int q = 0; q < Q; ++q) query[q] = a.query[first + q];
   const int units = a.head_dim / Cache::kPer;
-  for (int slot = 0; slot < a.slots; slot += 16) {
-    const uint32_t *line = (const uint32_t *)part_of<Cache>(a.pages, a.key_offset, slot) + slot % kPage / 16 * 16 * units;
+  auto lines = [&](int slot) {
+    return (const uint32_t *)part_of<Cache>(a.pages, a.key_offset, slot) + slot % kPage / 16 * 16 * units;
+  };
+  for (int slot = begin; slot < end; slot += 16) {
+    const uint32_t *line = lines(slot), *next = slot + 16 < end ? lines(slot + 16) : line;
     Float sum[Q];
     for (int q = 0; q < Q; ++q) sum[q] = zero();
     for (int u = 0; u < units; ++u, line += 16) {
+      __builtin_prefetch(next + 16 * u);
       const auto keys = Cache::line(line);
       for (int q = 0; q < Q; ++q) sum[q] = Cache::dot(sum[q], keys, query[q][u]);
     }
-    for (int q = 0; q < Q; ++q) store(a.scratch + q * stride + slot, sum[q]);
+    for (int q = 0; q < Q; ++q) store(a.scratch + (first + q) * a.stride + slot, sum[q]);
   }
 }
 
-// Turns the scores of one query into units of weights by position; returns the sum of the weights.
+// Turns the scores of one query into units of weights by position, and notes the sum of the weights.
 template <class Cache>
-inline float soften(float *at, int common, const int32_t *tail, int tail_count) {
+void soften(const Attention &a, int q) {
+  float *at = a.scratch + q * a.stride;
+  const int32_t *tail = a.tail[q];
+  const int common = a.common, tail_count = a.tail_count[q];
   for (int i = 0; i < tail_count; ++i) at[common + i] = at[tail[i]];  // tail[i] >= common + i: none is overwritten early
   const int count = common + tail_count;
   const Float lowest = set1(-__builtin_inff());
@@ -106,7 +112,7 @@ inline float soften(float *at, int common, const int32_t *tail, int tail_count) 
     const Float weight = first(exponential(sub(load(at + p), peak)), count - p, zero());
     sum = add(sum, Cache::pack(at + p / Cache::kPer, weight));
   }
-  return total(sum);
+  a.sums[q] = total(sum);
 }
 
 // Adds the values after the common ones, unit by unit.
@@ -128,50 +134,59 @@ inline void mix_tail(const Attention &a, const int32_t *tail, int count, const u
 
 // Weighted values of lines [line, line + V) of Q queries.
 template <class Cache, int Q, int V>
-inline void mix(const Attention &a, int first, ptrdiff_t stride, const float *sums, int line) {
+void mix_block(const Attention &a, int first, int line) {
+  constexpr int kUnits = kPage / Cache::kPer, kFar = 16 / Cache::kPer;  // units fetched ahead
   Float sum[Q][V];
   for (int q = 0; q < Q; ++q)
     for (int v = 0; v < V; ++v) sum[q][v] = zero();
-  const uint32_t *weights = (const uint32_t *)a.scratch;
+  const uint32_t *weights = (const uint32_t *)(a.scratch + first * a.stride);
   for (int page = 0; page * kPage < a.common; ++page) {
-    const uint32_t *values = (const uint32_t *)((const uint8_t *)a.pages[page] + a.value_offset) + 16 * line;
-    const int positions = a.common - page * kPage < kPage ? a.common - page * kPage : kPage;
-    const uint32_t *weight = weights + page * kPage / Cache::kPer;
-    for (int u = 0; u < positions / Cache::kPer; ++u, values += a.padded_dim) {
-      typename Cache::Line value[V];
-      for (int v = 0; v < V; ++v) value[v] = Cache::line(values + 16 * v);
+    auto values = [&](int which) { return (const uint32_t *)((const uint8_t *)a.pages[which] + a.value_offset) + 16 * line; };
+    const bool more = (page + 1) * kPage < a.common;
+    const uint32_t *value = values(page), *next = values(page + more);
+    const int units = (more ? kPage : a.common - page * kPage) / Cache::kPer;
+    const uint32_t *weight = weights + page * kUnits;
+    for (int u = 0; u < units; ++u, value += a.padded_dim) {
+      const uint32_t *ahead = u + kFar < kUnits ? value + kFar * a.padded_dim : next + (u + kFar - kUnits) * a.padded_dim;
+      typename Cache::Line lines[V];
+      for (int v = 0; v < V; ++v) {
+        __builtin_prefetch(ahead + 16 * v);
+        lines[v] = Cache::line(value + 16 * v);
+      }
       for (int q = 0; q < Q; ++q)
-        for (int v = 0; v < V; ++v) sum[q][v] = Cache::dot(sum[q][v], value[v], weight[q * stride + u]);
+        for (int v = 0; v < V; ++v) sum[q][v] = Cache::dot(sum[q][v], lines[v], weight[q * a.stride + u]);
     }
   }
   for (int q = 0; q < Q; ++q) {
-    const uint32_t *weight = weights + q * stride + a.common / Cache::kPer;
+    const uint32_t *weight = weights + q * a.stride + a.common / Cache::kPer;
     mix_tail<Cache, V>(a, a.tail[first + q], a.tail_count[first + q], weight, line, sum[q]);
     alignas(64) float mixed[16 * V];
-    for (int v = 0; v < V; ++v) store(mixed + 16 * v, mul(sum[q][v], set1(1.0f / sums[q])));
+    for (int v = 0; v < V; ++v) store(mixed + 16 * v, mul(sum[q][v], set1(1.0f / a.sums[first + q])));
     for (int d = 0; d < 16 * V && 16 * line + d < a.head_dim; ++d) a.out[first + q][16 * line + d] = mixed[d];
   }
 }
 
+template <class Cache>
+void scores(const Attention &a, int begin, int end) {
+  int q = 0;
+  for (; q + kMaxQueries <= a.queries; q += kMaxQueries) score_block<Cache, kMaxQueries>(a, q, begin, end);
+  if (kMaxQueries == 6 && q + 3 <= a.queries) score_block<Cache, 3>(a, q, begin, end), q += 3;
+  for (; q < a.queries; ++q) score_block<Cache, 1>(a, q, begin, end);
+}
+
 template <class Cache, int Q>
-inline void attend_block(const Attention &a, int first) {
-  const ptrdiff_t stride = (a.slots + a.queries + kPage) / kPage * kPage + kPage;
-  float sums[Q];
-  scores<Cache, Q>(a, first, stride);
-  for (int q = 0; q < Q; ++q)
-    sums[q] = soften<Cache>(a.scratch + q * stride, a.common, a.tail[first + q], a.tail_count[first + q]);
-  const int lines = a.padded_dim / 16;
-  int line = 0;
-  for (; line + kChunk <= lines; line += kChunk) mix<Cache, Q, kChunk>(a, first, stride, sums, line);
-  for (; line < lines; ++line) mix<Cache, Q, 1>(a, first, stride, sums, line);
+void mix_lines(const Attention &a, int q, int line, int end) {
+  for (; line + 4 <= end; line += 4) mix_block<Cache, Q, 4>(a, q, line);
+  for (; line + 2 <= end; line += 2) mix_block<Cache, Q, 2>(a, q, line);
+  for (; line < end; ++line) mix_block<Cache, Q, 1>(a, q, line);
 }
 
 template <class Cache>
-void attend(const Attention &a) {
+void mix(const Attention &a, int begin, int end) {
   int q = 0;
-  for (; q + kMaxQueries <= a.queries; q += kMaxQueries) attend_block<Cache, kMaxQueries>(a, q);
-  if (kMaxQueries == 6 && q + 3 <= a.queries) attend_block<Cache, 3>(a, q), q += 3;
-  for (; q < a.queries; ++q) attend_block<Cache, 1>(a, q);
+  for (; q + kMaxQueries <= a.queries; q += kMaxQueries) mix_lines<Cache, kMaxQueries>(a, q, begin, end);
+  if (kMaxQueries == 6 && q + 3 <= a.queries) mix_lines<Cache, 3>(a, q, begin, end), q += 3;
+  for (; q < a.queries; ++q) mix_lines<Cache, 1>(a, q, begin, end);
 }
 
 }  // namespace OUTRIDER_ISA

@@ -13,13 +13,14 @@ struct Attention {
   ptrdiff_t key_offset, value_offset;  // of this layer and head within a page, bytes
   int head_dim, padded_dim;            // padded to whole vectors
   int common;                          // slots that all queries see
-  int slots;                           // slots written so far: scores are computed for these
   int queries;
   const uint32_t *const *query;  // [queries] -> units of the scaled query
   float *const *out;             // [queries] -> [head_dim]
   const int32_t *const *tail;    // [queries] -> slots after the common ones
   const int32_t *tail_count;     // [queries]
-  float *scratch;                // [max_queries, whole pages of positions] and room for one tail
+  float *scratch;                // [queries, stride]: scores, then weights
+  ptrdiff_t stride;
+  float *sums;  // [queries]
 };
 
 // What one type of cache needs.
@@ -27,7 +28,11 @@ struct CacheKernels {
   void (*round_query)(float *x, int head_dim);
   void (*store_key)(void *const *pages, ptrdiff_t offset, int slot, const float *x, int head_dim);
   void (*store_value)(void *const *pages, ptrdiff_t offset, int slot, const float *x, int head_dim, int padded_dim);
-  void (*attend)(const Attention &);
+  // Three steps: scores of slots [begin, end), whole blocks of 16; weights of query q; lines [begin, end) of 16
+  // dimensions of the weighted values. The first and last may be cut at will.
+  void (*scores)(const Attention &, int begin, int end);
+  void (*soften)(const Attention &, int q);
+  void (*mix)(const Attention &, int begin, int end);
 };
 
 struct Kernels {

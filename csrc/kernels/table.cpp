@@ -15,7 +15,7 @@ namespace OUTRIDER_ISA {
 
 template <class Cache>
 constexpr CacheKernels cache_kernels() {
-  return {round_query<Cache>, store_key<Cache>, store_value<Cache>, attend<Cache>};
+  return {round_query<Cache>, store_key<Cache>, store_value<Cache>, scores<Cache>, soften<Cache>, mix<Cache>};
 }
 
 extern const Kernels kTable;

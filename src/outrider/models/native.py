@@ -16,7 +16,7 @@ from outrider.core.records import Context, Draft, RoundResult, Scores
 from outrider.core.tree import TokenTree
 from outrider.errors import ParameterError
 from outrider.models.arch import Arch
-from outrider.models.native_cache import NativeCache
+from outrider.models.native_cache import NativeCache, PagePool
 from outrider.models.native_library import Activations, BatchStruct, NativeLibrary, SegmentStruct
 from outrider.models.passes import passes
 from outrider.models.rope import angles
@@ -64,7 +64,7 @@ class NativeDecoder:
         self.taps = tuple(taps)
         self._library, self._model = library, model
         weakref.finalize(self, library.destroy, model)
-        self._page_bytes = library.page_bytes(model)
+        self._pool = PagePool(library.page_bytes(model))
         self._all_layers = np.arange(arch.layers, dtype=np.int32)
         self._taps = np.array(sorted(self.taps), dtype=np.int32)
         self._tables = angles(arch, 0)
@@ -162,7 +162,9 @@ class NativeDecoder:
 
     def release(self, sequence_id: int) -> None:
         """See `TargetModel.release`."""
-        self._caches.pop(sequence_id, None)
+        cache = self._caches.pop(sequence_id, None)
+        if cache is not None:
+            cache.release()
         self._scored.discard(sequence_id)
 
     def cached_length(self, sequence_id: int) -> int:
@@ -173,7 +175,7 @@ class NativeDecoder:
     def _open(self, sequence_id: int) -> NativeCache:
         cache = self._caches.get(sequence_id)
         if cache is None:
-            cache = self._caches[sequence_id] = NativeCache(self._page_bytes)
+            cache = self._caches[sequence_id] = NativeCache(self._pool)
         return cache
 
     def _segments(self, contexts: Sequence[Context], trees: Sequence[TokenTree]) -> list[_Segment]:
