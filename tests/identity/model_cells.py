@@ -1,9 +1,8 @@
-"""Cells of the identity suite on the real model: what is run, how it is judged, and where finished cells are kept."""
+"""Cells of the identity suite on the real model: what is run, and how it is judged. `native_cells` has more of them."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import time
@@ -13,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import outrider
 from outrider.config import SpeculativeConfig
 from outrider.core.protocols import Drafter, TargetModel
 from outrider.core.records import Budget, Guarantee, Request
@@ -35,11 +33,9 @@ from outrider.text import Tokenizer, load_tokenizer
 NAME = "smollm2-135m"
 BATCH = 8
 MOST_TIES = 2
-SETTINGS = {"T=0": 0.0, "T=0.8": 0.8}
+TEMPERATURES = {"T=0": 0.0, "T=0.8": 0.8, "T=1": 1.0}
+SETTINGS = ("T=0", "T=0.8")
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts.json"
-
-# Parts of the package that no cell goes through: a change of them leaves every finished cell as it is.
-ASIDE = ("cli", "__main__.py", "llm.py", "intake.py", "stream.py")
 
 # With 30 % of the positions wrong, 0.7 * 0.7 = 0.49 of the rounds keep two tokens on average, just short of the half
 # that is asked for. With this seed 30.0 % of the first 420 positions are wrong, and they lie so that 0.55 do.
@@ -50,25 +46,34 @@ SCRIPT_NOTE = (
 )
 
 
+Chat = Sequence[Mapping[str, str]]
+"""Messages with their roles."""
+
+
+def own_chats() -> tuple[Chat, ...]:
+    return tuple(chat["messages"] for chat in json.loads(PROMPTS.read_text()))
+
+
 @dataclass(frozen=True)
 class Model:
-    """The target in float32, and the same weights in bfloat16 as its draft model."""
+    """A target, a draft model that speaks almost like it, and the prompts that they answer."""
 
     target: TargetModel
     draft: TargetModel
     tokenizer: Tokenizer
+    chats: tuple[Chat, ...]
 
     @staticmethod
     def load(name: str = NAME) -> Model:
+        """The torch target in float32, and the same weights in bfloat16 as its draft model."""
         source = resolve(name)
         target, tokenizer = load(source, target="torch", dtype="float32"), load_tokenizer(source)
         config = SpeculativeConfig(method="draft_model", model=name, draft_dtype="bfloat16")
-        return Model(target, load_draft(config, tokenizer, target, None), tokenizer)
+        return Model(target, load_draft(config, tokenizer, target, None), tokenizer, own_chats())
 
     @cached_property
     def prompts(self) -> tuple[tuple[int, ...], ...]:
-        chats = json.loads(PROMPTS.read_text())
-        return tuple(tuple(self.tokenizer.chat(chat["messages"]).token_ids) for chat in chats)
+        return tuple(tuple(self.tokenizer.chat(chat).token_ids) for chat in self.chats)
 
     def measure_bound(self, rows: int = 2000) -> NoiseBound:
         """The rounding noise of the target over the prompts, at the widths of the cells: fixed before any text."""
@@ -124,7 +129,7 @@ class Scope:
 
     def requests(self, model: Model, setting: str) -> list[Request]:
         """One request per prompt, EOS ignored so that every text has its full length."""
-        sampling = SamplingParams(temperature=SETTINGS[setting], max_tokens=self.tokens, ignore_eos=True)
+        sampling = SamplingParams(temperature=TEMPERATURES[setting], max_tokens=self.tokens, ignore_eos=True)
         step = len(model.prompts) // self.prompts
         chosen = model.prompts[::step][: self.prompts]
         return [
@@ -185,77 +190,61 @@ def plain_texts(model: Model, scope: Scope, setting: str) -> list[tuple[int, ...
     ]
 
 
-def run_cell(model: Model, scope: Scope, cell: Cell, setting: str, batch: int, plain: Sequence[Sequence[int]],
-             bound: Callable[[], NoiseBound]) -> Result:  # fmt: skip
-    """Writes all texts of a cell and judges each one that differs from plain decoding's."""
-    requests, begin = scope.requests(model, setting), time.perf_counter()
+def run_cell(
+    model: Model, scope: Scope, run: Run, plain: Sequence[Sequence[int]], bound: Callable[[], NoiseBound]
+) -> Result:
+    """Writes all texts of a cell and judges each one that differs from plain decoding's (`plain`, of all requests)."""
+    cell, part = run.cell, run.part(scope.prompts)
+    requests, plain = scope.requests(model, run.setting)[part], plain[part]
+    begin = time.perf_counter()
     texts = {request.request_id: (*request.prompt, *ids) for request, ids in zip(requests, plain)}
-    running = write(model, cell.build(model, texts), cell.budget, requests, batch)
+    running = write(model, cell.build(model, texts), cell.budget, requests, run.batch)
     seconds = time.perf_counter() - begin
     divergences: list[dict[str, Any]] = []
-    for index, (request, ids, done) in enumerate(zip(requests, plain, running)):
+    for request, ids, done in zip(requests, plain, running):
         if done.token_ids != tuple(ids):
             found: Divergence = certify(
-                model.target, request, ids, done.token_ids, bound(), cell.layout(batch)
+                model.target, request, ids, done.token_ids, bound(), cell.layout(run.batch)
             )
-            divergences.append({"prompt": index, "divergence": dataclasses.asdict(found)})
-    stats = [done.stats for done in running]
+            divergences.append({"prompt": request.request_id, "divergence": dataclasses.asdict(found)})
+    stats, tokens = [done.stats for done in running], sum(len(done.token_ids) for done in running)
     return Result(
-        cell.name, setting, batch, len(requests), sum(len(done.token_ids) for done in running), len(divergences),
+        cell.name, run.setting, run.batch, len(requests), tokens, len(divergences),
         sum(d["divergence"]["certified"] for d in divergences), tuple(divergences), sum(s.num_rounds for s in stats),
         sum(sum(s.acceptance_histogram[2:]) for s in stats), seconds,
     )  # fmt: skip
 
 
-def deciding_files() -> list[Path]:
-    """The code that decides what a cell writes and how it is judged."""
-    package = Path(outrider.__file__).parent
-    return [p for p in sorted(package.rglob("*.py")) if p.relative_to(package).parts[0] not in ASIDE]
+@dataclass(frozen=True)
+class Run:
+    """A cell at one setting and batch size, over the prompts from one share of them to another."""
+
+    cell: Cell
+    setting: str
+    batch: int
+    first: float = 0.0
+    last: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.name}, {self.setting}, batch {self.batch}"
+
+    def part(self, prompts: int) -> slice:
+        return slice(round(self.first * prompts), round(self.last * prompts))
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """Finished parts of the long suite as files, under a key of code, prompts and scope: what is there is not rerun."""
+class Suite:
+    """All cells of one target. `deciding`: files beyond the package's code that decide what it writes."""
 
-    folder: Path
+    name: str
+    load: Callable[[], Model]
     scope: Scope
-
-    @cached_property
-    def root(self) -> Path:
-        code = hashlib.sha256(f"{self.scope}".encode())
-        for path in (*deciding_files(), Path(__file__), PROMPTS):
-            code.update(path.read_bytes())
-        return self.folder / code.hexdigest()[:12]
-
-    def kept(self, name: str, make: Callable[[], Any]) -> Any:
-        """The finished part of this name, made now if it is missing; JSON in, JSON out."""
-        path = self.root / f"{name}.json"
-        if not path.exists():
-            self.root.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".part")
-            unfinished.write_text(json.dumps(make()))
-            unfinished.rename(path)
-        return json.loads(path.read_text())
-
-    def bound(self, model: Model) -> NoiseBound:
-        kept = self.kept("bound", lambda: dataclasses.asdict(model.measure_bound()))
-        return NoiseBound(
-            kept["largest"], kept["rows"], tuple(Layout(**layout) for layout in kept["layouts"])
-        )
-
-    def plain(self, model: Model, setting: str) -> list[list[int]]:
-        kept: list[list[int]] = self.kept(f"plain {setting}", lambda: plain_texts(model, self.scope, setting))
-        return kept
-
-    def result(self, model: Model, cell: Cell, setting: str, batch: int) -> Result:
-        """A finished cell; the bound is measured before any text is written."""
-        bound, plain = self.bound(model), self.plain(model, setting)
-        name = f"{cell.name} {setting} batch {batch}"
-        made = self.kept(name, lambda: dataclasses.asdict(
-            run_cell(model, self.scope, cell, setting, batch, plain, lambda: bound)))  # fmt: skip
-        return Result(**{**made, "divergences": tuple(made["divergences"])})
+    runs: tuple[Run, ...]
+    deciding: tuple[Path, ...] = (PROMPTS,)
 
 
-def all_cells() -> list[tuple[Cell, str, int]]:
-    """Every cell of the suite: way to draft, setting, batch size."""
-    return list(itertools.product(CELLS, SETTINGS, (1, BATCH)))
+def torch_suite(scope: Scope) -> Suite:
+    """Every way to draft, alone and in batches."""
+    runs = itertools.product(CELLS, SETTINGS, (1, BATCH))
+    return Suite("torch float32", Model.load, scope, tuple(Run(*run) for run in runs))

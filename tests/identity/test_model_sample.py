@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 import torch
-from model_cells import BATCH, CELLS, SETTINGS, Cell, Model, Scope, plain_texts, run_cell
+from model_cells import BATCH, CELLS, SETTINGS, Cell, Model, Run, Scope, plain_texts, run_cell
 
 pytestmark = pytest.mark.model
 SCOPE = Scope(prompts=8, tokens=32)
@@ -30,9 +30,9 @@ def plain(model: Model):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_speculation_writes_the_plain_text(model: Model, plain, cell: Cell, setting: str) -> None:  # type: ignore[no-untyped-def]
     bound = cache(model.measure_bound)
-    together = run_cell(model, SCOPE, cell, setting, BATCH, plain(setting), bound)
+    together = run_cell(model, SCOPE, Run(cell, setting, BATCH), plain(setting), bound)
     assert together.problems() == []
-    alone = run_cell(model, ALONE, cell, setting, 1, plain(setting)[:1], bound)
+    alone = run_cell(model, ALONE, Run(cell, setting, 1), plain(setting)[:1], bound)
     assert alone.differing == alone.certified <= 1
 
 
