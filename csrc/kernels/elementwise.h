@@ -85,10 +85,12 @@ inline void prepare_int8(const float *x, Block &block, int r, int begin, int end
     Float a = round(mul(low, set1(inverse))), b = round(mul(high, set1(inverse)));
     store_bytes((int8_t *)units, to_int(a));
     store_bytes((int8_t *)units + 16, to_int(b));
-    float sum = total(add(a, b)), scale = peak / 127.0f;
+    const float sum = total(add(a, b));
+    const bool sound = sum == sum;  // levels hold no NaN or infinity: the scale carries them on
+    const float scale = sound ? peak / 127.0f : sum;
     block.scales[g * block.width + r] = scale;
     block.sums[g * block.width + r] = scale * sum;
-    block.starts[g * block.width + r] = -128 * (int32_t)sum;
+    block.starts[g * block.width + r] = sound ? -128 * (int32_t)sum : 0;
     for (int u = 0; u < 8; ++u) block.units[(g * 8 + u) * block.width + r] = units[u];
   }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import struct
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -102,6 +103,12 @@ class GGUFFile:
             ) from None
         heads = self._interleaved_heads(own)
         return _unpermuted(weight, heads) if heads else weight
+
+    def forget_pages(self) -> None:
+        """Lets the system take back the memory of what was read; reading it again costs time alone."""
+        mapping = getattr(self._bytes, "_mmap", None)
+        if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            mapping.madvise(mmap.MADV_DONTNEED)
 
     @cached_property
     def names(self) -> dict[str, str]:

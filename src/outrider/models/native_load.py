@@ -47,6 +47,8 @@ def load_native(
     model = opened.create(_shape(arch, setup), isa)
     try:
         _fill(opened, model, arch, state, file if chosen == "gguf" else None, setup)
+        if file is not None:
+            file.forget_pages()
         opened.finish(model)
     except BaseException:
         opened.destroy(model)

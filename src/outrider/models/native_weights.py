@@ -107,6 +107,7 @@ class WeightFeed:
                 reader.note(plan.name, file.shape(plan.name), (plan.outputs, plan.inputs))
                 source, form = BLOCKS[kind]
                 self._rows(plan, source, form, 0, plan.outputs, raw.ctypes.data)
+                file.forget_pages()
             elif kind is None or kind in _PLAIN:
                 self._matrix(plan, reader)
             else:
