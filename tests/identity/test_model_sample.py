@@ -8,8 +8,9 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-import torch
 from model_cells import BATCH, CELLS, SETTINGS, Cell, Model, Run, Scope, plain_texts, run_cell
+
+from outrider.models.placement import placement_of
 
 pytestmark = pytest.mark.model
 SCOPE = Scope(prompts=8, tokens=32)
@@ -37,5 +38,5 @@ def test_speculation_writes_the_plain_text(model: Model, plain, cell: Cell, sett
 
 
 def test_the_draft_model_has_the_dtype_asked_for(model: Model) -> None:
-    assert model.draft.dtype == torch.bfloat16  # type: ignore[attr-defined]
-    assert model.target.dtype == torch.float32  # type: ignore[attr-defined]
+    assert placement_of(model.draft).dtype == "bfloat16"
+    assert (placement_of(model.target).target, placement_of(model.target).dtype) == ("torch", "float32")

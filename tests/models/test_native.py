@@ -27,8 +27,8 @@ from outrider.core.protocols import Chunk, LayeredTarget
 from outrider.core.records import EMPTY_DRAFT, Context, Draft, RoundResult
 from outrider.core.tree import TokenTree
 from outrider.errors import ConfigError, ParameterError
-from outrider.models import native_cache
 from outrider.models.native import NativeDecoder
+from outrider.models.native_cache import PagePool
 from outrider.models.native_library import PAGE, NativeUnavailable, library
 from outrider.testing import check_target
 
@@ -155,22 +155,28 @@ def test_an_interrupted_sequence_read_again_goes_on_with_the_same_bits(plain: Na
     expect_same(again, before, "decoded, then recomputed")
 
 
+@pytest.mark.parametrize("length", [1, 2, PAGE - 1, PAGE, PAGE + 3])
 @pytest.mark.parametrize("form", FORMS[:2], ids=str)
 def test_memory_that_no_row_wrote_never_matters(
-    form: Form, isa: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    form: Form, length: int, isa: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     target = build(form, folder, threads=2)
-    tokens, tree = tokens_of(PAGE + 3, 7), random_tree(random.Random(7), 20)
-    clean = rows_of(target, prefilled(target, tokens), tree)
+    tokens, tree, chain = (
+        tokens_of(length, 7),
+        random_tree(random.Random(7), 20),
+        Draft.chain(tokens_of(4, 8)),
+    )
+    clean = [rows_of(target, prefilled(target, tokens), draft) for draft in (tree, chain)]
+    take = PagePool.take
 
-    def poisoned(size: int) -> np.ndarray:
-        page = fresh_page(size)
+    def poisoned(pool: PagePool) -> np.ndarray:
+        page = take(pool)
         page[:] = 0xFF  # NaN in either type of cache
         return page
 
-    fresh_page = native_cache._page
-    monkeypatch.setattr(native_cache, "_page", poisoned)
-    expect_same(rows_of(target, prefilled(target, tokens, 1), tree), clean, "in pages full of NaN")
+    monkeypatch.setattr(PagePool, "take", poisoned)
+    for draft, wanted in zip((tree, chain), clean):
+        expect_same(rows_of(target, prefilled(target, tokens, 1), draft), wanted, "in pages full of NaN")
 
 
 @pytest.mark.parametrize("form", FORMS[:2], ids=str)

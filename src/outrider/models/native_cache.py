@@ -80,9 +80,3 @@ class NativeCache:
         """Gives its pages back to the pool; the cache is empty afterwards."""
         self._pool.give_back(self._pages)
         self._pages, self.addresses, self.length = [], (ctypes.c_void_p * 0)(), 0
-
-    def poison(self) -> None:
-        """Fills everything beyond the certain positions with NaN bytes, for tests."""
-        for index, page in enumerate(self._pages):
-            if index * PAGE >= self.length:
-                page[:] = 0xFF
