@@ -40,8 +40,8 @@ class _Segment:
     """The new rows of one sequence: parents are rows, -1 for the first; None for a chain."""
 
     cache: NativeCache
-    tokens: Ints
-    parents: Ints | None
+    tokens: Ints  # [rows]
+    parents: Ints | None  # [rows]
 
 
 class NativeDecoder:
@@ -198,7 +198,10 @@ class NativeDecoder:
     def _forward(
         self, segments: Sequence[_Segment], layers: Ints, taps: Ints, *, wanted: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits [wanted, vocab], valid until the next pass, and features [rows, taps, hidden] if there are taps."""
+        """Logits [wanted, vocab], valid until the next pass, and features [rows, taps, hidden] if there are taps.
+
+        `layers` run in this order; `taps` ascend; `wanted`: the first so many rows, all segments counted through.
+        """
         structs = (SegmentStruct * len(segments))()
         limit = 0
         for struct, segment in zip(structs, segments):
@@ -227,11 +230,12 @@ class NativeDecoder:
         return logits, torch.from_numpy(features)[:, order]
 
     def _angles(self, limit: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Rotary tables of at least `limit` positions."""
+        """Cosines and sines of at least `limit` positions, each [positions, head_dim / 2]."""
         if limit > len(self._tables[0]):
             self._tables = angles(self.arch, max(limit, 2 * len(self._tables[0]), 1024))
         return self._tables
 
 
 def _rows(segments: Sequence[_Segment]) -> int:
+    """New rows of all segments together."""
     return sum(len(segment.tokens) for segment in segments)

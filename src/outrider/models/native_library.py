@@ -54,7 +54,16 @@ class Format(IntEnum):
     Q8_0 = 6
 
 
+class CacheType(IntEnum):
+    """How keys and values are stored."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+
+
 class MatrixRole(IntEnum):
+    """A matrix of the decoder; the first two belong to no layer."""
+
     EMBEDDING = 0
     HEAD = 1
     QUERY = 2
@@ -67,6 +76,8 @@ class MatrixRole(IntEnum):
 
 
 class VectorRole(IntEnum):
+    """A norm or bias of the decoder; the first belongs to no layer."""
+
     FINAL_NORM = 0
     ATTENTION_NORM = 1
     MLP_NORM = 2
@@ -75,6 +86,7 @@ class VectorRole(IntEnum):
     BIAS = 5  # + MatrixRole
 
 
+# The structs of csrc/outrider.h, field by field. They hold addresses: whoever fills them keeps the arrays alive.
 class Shape(ctypes.Structure):
     _fields_: ClassVar = [
         *((name, c_int32) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab")),
@@ -121,37 +133,46 @@ class NativeLibrary:
         return [name for name in self._c.outrider_instruction_sets().decode().split(",") if name]
 
     def create(self, shape: Shape, isa: str) -> int:
+        """A model without weights, to be given back to `destroy`."""
         model: int | None = self._c.outrider_create(ctypes.byref(shape), isa.encode())
         if model is None:
             raise NativeError(self._reason())
         return model
 
     def destroy(self, model: int) -> None:
+        """Frees a model and ends its threads; no other call with it may be under way."""
         self._c.outrider_destroy(model)
 
     def set_rows(self, model: int, rows: Rows, data: int) -> None:
-        """`data`: address of the rows, contiguous."""
+        """Packs rows of a matrix. `data`: address of the rows, contiguous; it is read here and not kept."""
         self._check(self._c.outrider_set_rows(model, ctypes.byref(rows), data))
 
     def set_vector(self, model: int, vector: int, layer: int, data: int, count: int) -> None:
+        """Copies a norm or bias. `data`: address of `count` float32 numbers."""
         self._check(self._c.outrider_set_vector(model, vector, layer, data, count))
 
     def finish(self, model: int) -> None:
+        """Checks that every weight was set and starts the threads; `forward` comes after this."""
         self._check(self._c.outrider_finish(model))
 
     def weight_bytes(self, model: int) -> int:
+        """Bytes of all packed matrices."""
         return int(self._c.outrider_weight_bytes(model))
 
     def page_bytes(self, model: int) -> int:
+        """Bytes of a cache page of `PAGE` positions."""
         return int(self._c.outrider_page_bytes(model))
 
     def forward(self, model: int, batch: BatchStruct) -> None:
+        """One pass: writes keys and values of the new rows to their slots, then logits and features."""
         self._check(self._c.outrider_forward(model, ctypes.byref(batch)))
 
     def keep(self, model: int, pages: Any, length: int, rows: Any, count: int) -> None:
+        """Moves keys and values of slots `length + rows[i]` to `length + i`. Both are ctypes arrays; rows ascend."""
         self._check(self._c.outrider_keep(model, pages, length, rows, count))
 
     def unpack(self, model: int, matrix: int, layer: int, row: int, out: int) -> None:
+        """Writes one dequantised row. `out`: address of as many float32 numbers as the matrix has inputs."""
         self._check(self._c.outrider_unpack(model, matrix, layer, row, out))
 
     def read_rate(self, isa: str, threads: int) -> float:

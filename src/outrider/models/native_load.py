@@ -11,7 +11,15 @@ from outrider.errors import ConfigError, nearest
 from outrider.models.arch import Arch
 from outrider.models.gguf import GGUFFile
 from outrider.models.native import NativeDecoder, NativeSetup
-from outrider.models.native_library import Activations, Format, NativeLibrary, Shape, chosen_isa, library
+from outrider.models.native_library import (
+    Activations,
+    CacheType,
+    Format,
+    NativeLibrary,
+    Shape,
+    chosen_isa,
+    library,
+)
 from outrider.models.native_weights import WeightFeed, stored_as_blocks
 from outrider.models.weights import StateReader
 
@@ -91,10 +99,10 @@ def chosen_activations(activations: str, dtype: str) -> Activations:
 
 
 def _shape(arch: Arch, setup: NativeSetup) -> Shape:
-    small_cache = setup.dtype != "float32"
+    cache = CacheType.FLOAT32 if setup.dtype == "float32" else CacheType.BFLOAT16
     return Shape(
         arch.layers, arch.hidden, arch.intermediate, arch.heads, arch.kv_heads, arch.head_dim, arch.vocab_size,
-        setup.activations, int(small_cache), setup.threads, arch.rms_eps,
+        setup.activations, cache, setup.threads, arch.rms_eps,
     )  # fmt: skip
 
 
