@@ -20,6 +20,7 @@ from outrider.models.checkpoint import read_config, read_state, weight_files
 from outrider.models.gguf import GGUFFile
 from outrider.models.malformed import reading
 from outrider.models.native_library import NativeUnavailable, library
+from outrider.models.native_load import ACTIVATIONS, load_native
 
 _LOG = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def load(
     """
     _check_choice("target", target, TARGETS)
     _check_choice("dtype", dtype, ("auto", *_DTYPES, *NATIVE_ONLY))
-    _check_choice("activations", activations, ("auto", "float32", "bfloat16", "int8"))
+    _check_choice("activations", activations, ACTIVATIONS)
     place = _device(device)
     if dtype == "float16" and place.type == "cpu":
         raise ConfigError("dtype 'float16' is not supported on the CPU: use 'bfloat16' or 'float32'")
@@ -197,9 +198,7 @@ def _check_without_native(dtype: str, activations: str, obstacle: str) -> None:
 def _load_native(
     source: ModelSource, dtype: str, activations: str, threads: int | None, taps: Sequence[int]
 ) -> TargetModel:
-    from outrider.models.native_load import load_native
-
-    library()
+    library()  # says why it is not there before anything of the model is read
     arch = load_arch(source)
     file = source.gguf if source.kind is SourceKind.GGUF else None
     try:
