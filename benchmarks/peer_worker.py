@@ -3,7 +3,7 @@
 A request `{"call": NAME, "arguments": {...}}` on stdin is answered by `{"value": ...}` or `{"error": TEXT}` on stdout.
 The first call is `open`; the others are methods of the engine. Between requests the process sleeps.
 
-Every engine has the same methods, all with seconds in their answers:
+Every engine has the same methods; all but the last answer in seconds, `write` with the text before them:
     passes(rows, cached, count)     one target pass over `rows` new tokens, all logits, after `cached` tokens
     batch(sequences, cached, count) one pass over one new token of each sequence; empty where it is not measured
     prefill(tokens, count)          from `tokens` new tokens to the logits after the last of them

@@ -233,4 +233,3 @@ class TorchDecoder:
     ) -> torch.Tensor:  # [rows + padding, hidden] -> [rows, vocab]
         norm = self._weights.norm
         return self._weights.head(self._normed(hidden.to(norm.dtype), norm))[:rows]
-
