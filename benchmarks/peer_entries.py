@@ -28,7 +28,7 @@ def outrider(width: str, dtype: str, activations: str) -> Entry:
     """Activations `auto` are left out, so that targets without a choice of them take the entry too."""
     chosen = {} if activations == "auto" else {"activations": activations}
     name = f"outrider {dtype}" + (f", {activations} activations" if chosen else "")
-    return Entry("outrider", width, name, {"dtype": dtype, **chosen}, lookups=(4, 8))
+    return Entry("outrider", width, name, {"dtype": dtype, **chosen}, lookups=(4, 7, 11))
 
 
 def llama(width: str, file: str, label: str, **settings: str) -> Entry:

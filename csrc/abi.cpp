@@ -1,35 +1,15 @@
 // The C interface: checks arguments, turns exceptions into errors.
 #include <cmath>
 #include <cstring>
-#include <exception>
-#include <stdexcept>
 
 #include "cache.h"
+#include "guard.h"
 #include "model.h"
 #include "pack.h"
 
 using namespace outrider;
 
 namespace {
-
-thread_local std::string g_error;
-
-void require(bool condition, const std::string &reason) {
-  if (!condition) throw std::invalid_argument(reason);
-}
-
-template <class F>
-int guarded(F &&f) {
-  try {
-    f();
-    return 0;
-  } catch (const std::bad_alloc &) {
-    g_error = "out of memory";
-  } catch (const std::exception &error) {
-    g_error = error.what();
-  }
-  return -1;
-}
 
 std::string text(int64_t number) { return std::to_string(number); }
 
@@ -108,17 +88,21 @@ void check_segment(const OutriderModel &model, const OutriderBatch &batch, const
   require(segment.pages && segment.tokens, "a segment has pages and tokens");
   for (int i = 0; i < segment.rows; ++i) {
     const int token = segment.tokens[i];
-    require(token >= 0 && token < model.shape.vocab, "token " + text(token) + " is outside the vocabulary");
+    if (token < 0 || token >= model.shape.vocab) throw std::invalid_argument("token " + text(token) + " is outside the vocabulary");
     if (segment.parents && i == 0) require(segment.parents[0] == -1, "row 0 follows the cached positions");
     if (segment.parents && i > 0) require(segment.parents[i] >= 0 && segment.parents[i] < i, "a parent is an earlier row");
   }
-  require((int64_t)segment.length + segment.rows <= INT32_MAX - OUTRIDER_PAGE, "too many positions");
+  require((int64_t)segment.length + segment.rows <= INT32_MAX - 2 * OUTRIDER_PAGE, "too many positions");
   require(segment.parents || segment.length + segment.rows <= batch.positions, "rotary tables end before the last position");
 }
 
-void check_batch(const OutriderModel &model, const OutriderBatch &batch) {
+// Before the lock: the thread that held it may be in the parent.
+void check_ready(const OutriderModel &model) {
   require(model.team != nullptr, "the model is not finished");
   require(model.team->here(), "a forked process cannot use the decoder of its parent: load it after the fork");
+}
+
+void check_batch(const OutriderModel &model, const OutriderBatch &batch) {
   require(batch.segment_count > 0 && batch.segments && batch.cosines && batch.sines, "a batch has segments and rotary tables");
   int64_t rows = 0;
   for (int s = 0; s < batch.segment_count; ++s) {
@@ -163,7 +147,7 @@ void move_slot(const OutriderModel &model, void *const *pages, int from, int to)
 
 int outrider_abi(void) { return OUTRIDER_ABI; }
 
-const char *outrider_error(void) { return g_error.c_str(); }
+const char *outrider_error(void) { return last_error().c_str(); }
 
 const char *outrider_instruction_sets(void) {
   static const std::string joined = [] {
@@ -255,6 +239,7 @@ int64_t outrider_page_bytes(const OutriderModel *model) { return model->page_byt
 
 int outrider_forward(OutriderModel *model, const OutriderBatch *batch) {
   return guarded([&] {
+    check_ready(*model);
     std::lock_guard<std::mutex> only(model->busy);
     check_batch(*model, *batch);
     forward(*model, *batch);
@@ -264,7 +249,9 @@ int outrider_forward(OutriderModel *model, const OutriderBatch *batch) {
 int outrider_keep(OutriderModel *model, void *const *pages, int32_t length, const int32_t *rows, int32_t count) {
   return guarded([&] {
     require(pages && rows && length >= 0, "pages, rows and a length are needed");
+    check_ready(*model);
     for (int i = 0; i < count; ++i) {
+      require((int64_t)length + rows[i] < INT32_MAX, "too many positions");
       require(rows[i] >= i && (i == 0 || rows[i] > rows[i - 1]), "rows are kept in ascending order");
       if (rows[i] != i) move_slot(*model, pages, length + rows[i], length + i);
     }
@@ -279,13 +266,4 @@ int outrider_unpack(const OutriderModel *model, int32_t matrix, int32_t layer, i
     unpack_row(found, row, padded.data());
     std::copy(padded.begin(), padded.begin() + found.inputs, out);
   });
-}
-
-int64_t outrider_argmax(const float *row, int64_t count) {
-  int64_t best = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    if (std::isnan(row[i])) return -1;
-    if (row[i] > row[best]) best = i;
-  }
-  return best;
 }

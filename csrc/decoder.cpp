@@ -85,7 +85,7 @@ void Pass::run(int thread) {
     member.phase(layer.at(OUTRIDER_GATE).pairs, [&](int pair) { feed(layer, pair, thread); });
     member.phase(layer.at(OUTRIDER_DOWN).pairs, [&](int pair) { add(layer, OUTRIDER_DOWN, work.inner, pair, below, thread); });
   }
-  member.phase(rows, [&](int row) { tap(shape.layers, row); });
+  if (batch.tap_count) member.phase(rows, [&](int row) { tap(shape.layers, row); });
   if (batch.wanted_count == 0) return;
   member.phase(batch.wanted_count, [&](int i) { norm(model.final_norm, hidden(batch.wanted[i]), work.last, i, thread); });
   member.phase(head().pairs, [&](int pair) { speak(pair, thread); });

@@ -73,6 +73,16 @@ typedef struct {
   float rms_eps;
 } OutriderShape;
 
+// Rows [first, first + count) of a matrix of outputs x inputs.
+typedef struct {
+  int32_t matrix;  // OutriderMatrix
+  int32_t layer;
+  int32_t source;  // OutriderSource
+  int32_t format;  // OutriderFormat
+  int32_t outputs, inputs;
+  int32_t first, count;  // blocks are passed whole: 0 and outputs
+} OutriderRows;
+
 // New rows of one sequence. Row 0 follows the cached positions; slot `length + i` takes the keys and values of row i.
 typedef struct {
   void *const *pages;      // pages of the sequence: enough for length + rows positions
@@ -107,17 +117,8 @@ OUTRIDER_API const char *outrider_instruction_sets(void);
 
 // `isa`: one of the above. NULL on failure.
 OUTRIDER_API OutriderModel *outrider_create(const OutriderShape *shape, const char *isa);
+// No other call on the model may be under way.
 OUTRIDER_API void outrider_destroy(OutriderModel *model);
-// Rows [first, first + count) of a matrix of outputs x inputs.
-typedef struct {
-  int32_t matrix;  // OutriderMatrix
-  int32_t layer;
-  int32_t source;  // OutriderSource
-  int32_t format;  // OutriderFormat
-  int32_t outputs, inputs;
-  int32_t first, count;  // blocks are passed whole: 0 and outputs
-} OutriderRows;
-
 // Packs rows of a matrix, in ascending order over calls; the source may be freed afterwards.
 OUTRIDER_API int outrider_set_rows(OutriderModel *model, const OutriderRows *rows, const void *data);
 OUTRIDER_API int outrider_set_vector(OutriderModel *model, int32_t vector, int32_t layer, const float *data, int32_t count);
@@ -129,17 +130,14 @@ OUTRIDER_API int64_t outrider_page_bytes(const OutriderModel *model);
 
 // One pass. Writes keys and values into the slots of the new rows, then logits and features.
 OUTRIDER_API int outrider_forward(OutriderModel *model, const OutriderBatch *batch);
-// Moves keys and values of slots length + rows[i] to length + i; `rows` ascending.
+// Moves keys and values of slots length + rows[i], written by the last pass, to length + i; `rows` ascending.
 OUTRIDER_API int outrider_keep(OutriderModel *model, void *const *pages, int32_t length, const int32_t *rows, int32_t count);
 
-// Dequantised weights of one packed row, for tests. `row` of the matrix, inputs numbers.
+// Dequantised row of a packed matrix, for tests; `out`: as many numbers as inputs.
 OUTRIDER_API int outrider_unpack(const OutriderModel *model, int32_t matrix, int32_t layer, int32_t row, float *out);
 
-// Lowest index of the largest number of a row without NaN; -1 where a number is NaN.
-OUTRIDER_API int64_t outrider_argmax(const float *row, int64_t count);
-
 // Rates that this machine reaches on `threads` threads: bytes per second read from memory, and multiply-adds x 2 per
-// second of the arithmetic that `activations` names.
+// second of the arithmetic that `activations` names; 0 on failure.
 OUTRIDER_API double outrider_read_rate(const char *isa, int32_t threads);
 OUTRIDER_API double outrider_product_rate(const char *isa, int32_t activations, int32_t threads);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -15,6 +16,8 @@ struct Group {
   int levels[kGroup];  // signed
   uint16_t scale = 0, offset = 0;
 };
+
+constexpr uint16_t kNaN = 0x7e00;  // float16
 
 float from_half(uint16_t bits) {
   _Float16 x;
@@ -81,7 +84,8 @@ void quantise(Kind kind, Group &group) {
   const float zero = from_half(group.offset) - middle * scale;
   for (int k = 0; k < kGroup; ++k) {
     const float level = scale > 0.0f ? std::nearbyint((group.numbers[k] - zero) / scale) : 0.0f;
-    group.levels[k] = (int)std::min(std::max(level, 0.0f), (float)last);
+    group.levels[k] = level > 0.0f ? (int)std::min(level, (float)last) : 0;
+    if (!std::isfinite(group.numbers[k])) group.scale = kNaN;  // broken weights stay broken
   }
 }
 
@@ -228,8 +232,13 @@ void pack(const Matrix &matrix, OutriderSource source, const void *data, int fir
     const int begin = panels * thread / threads * kLanes, end = std::min(count, panels * (thread + 1) / threads * kLanes);
     for (int row = begin; row < end; ++row) pack_row(matrix, layout, source, data, row, first + row);
   };
-  for (int thread = 1; thread < threads; ++thread) helpers.emplace_back(part, thread);
+  int started = 1;
+  try {
+    for (; started < threads; ++started) helpers.emplace_back(part, started);
+  } catch (const std::system_error &) {  // no more threads: the caller does their parts
+  }
   part(0);
+  for (int thread = started; thread < threads; ++thread) part(thread);
   for (auto &helper : helpers) helper.join();
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "guard.h"
 #include "model.h"
 
 using namespace outrider;
@@ -18,8 +19,18 @@ struct Probe {
   Rounding rounding;
   std::vector<const uint8_t *> memory;
   std::vector<double> done;
-  double seconds = 0;
 };
+
+int checked(int threads) {
+  require(threads > 0 && threads <= 1024, "threads must be 1 to 1024");
+  return threads;
+}
+
+const Kernels *checked(const char *isa) {
+  const Kernels *kernels = isa ? kernels_of(isa) : nullptr;
+  require(kernels != nullptr, "this machine has no such instruction set");
+  return kernels;
+}
 
 double best_rate(Probe &probe, void (*part)(void *, int)) {
   double best = 0;
@@ -52,21 +63,26 @@ void multiply_part(void *context, int thread) {
 }  // namespace
 
 double outrider_read_rate(const char *isa, int32_t threads) {
-  const Kernels *kernels = kernels_of(isa);
-  if (!kernels || threads < 1) return 0.0;
-  Probe probe{Team(threads), kernels, Rounding::kFloat32, {}, std::vector<double>(threads), 0};
-  Arena arena;
-  for (int i = 0; i < threads; ++i) {
-    uint8_t *memory = arena.take(kBytes);
-    std::fill(memory, memory + kBytes, (uint8_t)1);
-    probe.memory.push_back(memory);
-  }
-  return best_rate(probe, read_part);
+  double rate = 0;
+  guarded([&] {
+    Probe probe{Team(checked(threads)), checked(isa), Rounding::kFloat32, {}, std::vector<double>(threads)};
+    Arena arena;
+    for (int i = 0; i < threads; ++i) {
+      uint8_t *memory = arena.take(kBytes);
+      std::fill(memory, memory + kBytes, (uint8_t)1);
+      probe.memory.push_back(memory);
+    }
+    rate = best_rate(probe, read_part);
+  });
+  return rate;
 }
 
 double outrider_product_rate(const char *isa, int32_t activations, int32_t threads) {
-  const Kernels *kernels = kernels_of(isa);
-  if (!kernels || threads < 1 || activations < 0 || activations > 2) return 0.0;
-  Probe probe{Team(threads), kernels, (Rounding)activations, {}, std::vector<double>(threads), 0};
-  return best_rate(probe, multiply_part);
+  double rate = 0;
+  guarded([&] {
+    require(activations >= 0 && activations <= OUTRIDER_ACT_INT8, "unknown activations");
+    Probe probe{Team(checked(threads)), checked(isa), (Rounding)activations, {}, std::vector<double>(threads)};
+    rate = best_rate(probe, multiply_part);
+  });
+  return rate;
 }

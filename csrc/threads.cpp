@@ -21,14 +21,20 @@ void Signal::wake() {
 }
 
 Team::Team(int threads) : threads_(threads), process_(getpid()), shares_(new Share[threads]) {
-  for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+  try {
+    for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+  } catch (...) {  // a thread that cannot start must not leave the others without a team
+    leave();
+    throw;
+  }
 }
 
 Team::~Team() {
-  if (!here()) {  // the threads live in the parent: there is nothing to join
-    for (auto &worker : workers_) worker.detach();
-    return;
-  }
+  if (here()) leave();
+  else new std::vector<std::thread>(std::move(workers_));  // handles of the parent's threads: never touched here
+}
+
+void Team::leave() {
   stop_.store(true);
   start_.value().fetch_add(1);
   start_.wake();
@@ -79,7 +85,7 @@ void Team::finish_unit(uint32_t phase, int units) {
   done_.store(0, std::memory_order_relaxed);
   const uint64_t next = (uint64_t)(phase + 1) << 32;
   for (int owner = 0; owner < threads_; ++owner) shares_[owner].word.store(next, std::memory_order_release);
-  phase_.value().fetch_add(1);  // an addition: others may have ended the next phase by now
+  phase_.value().fetch_add(1);  // everybody waits for this: the next phase is open
   phase_.wake();
 }
 

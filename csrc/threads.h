@@ -50,6 +50,7 @@ class Signal {
 
   alignas(64) std::atomic<uint32_t> value_;
   std::atomic<int> sleepers_{0};
+  static_assert(sizeof(std::atomic<uint32_t>) == 4 && std::atomic<uint32_t>::is_always_lock_free, "a futex is a plain word");
 };
 
 class Team {
@@ -71,6 +72,7 @@ class Team {
   struct alignas(64) Share { std::atomic<uint64_t> word{0}; };
   static constexpr uint32_t kClosed = 1u << 31;  // of inside_: nobody may enter
 
+  void leave();
   bool claim(int owner, uint32_t phase, uint32_t count, uint32_t &unit);
   void finish_unit(uint32_t phase, int units);
   void wait_past(uint32_t phase);

@@ -7,8 +7,6 @@
 namespace outrider {
 namespace OUTRIDER_ISA {
 
-constexpr int kRegisters = 16;
-
 struct Float { __m256 a, b; };   // sixteen float32
 struct Int { __m256i a, b; };    // sixteen int32
 struct Bits { __m256i a, b; };   // 64 bytes
@@ -62,7 +60,6 @@ inline float largest(Float x) {
 
 inline Int izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 inline Int iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-inline Int iadd(Int x, Int y) { return OUTRIDER_BOTH(_mm256_add_epi32, x, y); }
 inline Float to_float(Int x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline Int to_int(Float x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 inline __m256i words_of(Int x) {  // sixteen 16-bit words in order

@@ -8,8 +8,6 @@
 namespace outrider {
 namespace OUTRIDER_ISA {
 
-constexpr int kRegisters = 32;
-
 struct Float { __m512 v; };  // sixteen float32
 struct Int { __m512i v; };   // sixteen int32
 struct Bits { __m512i v; };  // 64 bytes
@@ -49,7 +47,6 @@ inline float largest(Float x) { return _mm512_reduce_max_ps(x.v); }
 
 inline Int izero() { return {_mm512_setzero_si512()}; }
 inline Int iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
-inline Int iadd(Int a, Int b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline Float to_float(Int x) { return {_mm512_cvtepi32_ps(x.v)}; }
 inline Int to_int(Float x) { return {_mm512_cvtps_epi32(x.v)}; }
 inline void store_bytes(int8_t *p, Int x) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(x.v)); }

@@ -16,6 +16,7 @@ from gguf.constants import GGMLQuantizationType
 from outrider.errors import ModelLoadError
 from outrider.models.arch import Arch
 from outrider.models.gguf_header import MAGIC, parse_header
+from outrider.models.malformed import reading
 from outrider.models.quants import Bytes, dequantised
 
 _NAMES = {
@@ -137,7 +138,10 @@ class _LazyState(Mapping[str, torch.Tensor]):
         self._file = file
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._file.weight(name)
+        if name not in self._file.names:
+            raise KeyError(name)
+        with reading(self._file.path):
+            return self._file.weight(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._file.names)

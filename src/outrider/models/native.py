@@ -181,6 +181,7 @@ class NativeDecoder:
     def _segments(self, contexts: Sequence[Context], trees: Sequence[TokenTree]) -> list[_Segment]:
         """One segment per sequence, rows in order. Whatever an earlier score left as scratch is void from here."""
         self._scored = set()
+        assert len({context.sequence_id for context in contexts}) == len(contexts), "one draft per sequence"
         segments: list[_Segment] = []
         for context, tree in zip(contexts, trees):
             cache = self._open(context.sequence_id)

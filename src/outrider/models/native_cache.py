@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 
@@ -30,8 +31,8 @@ class PagePool:
     def take(self) -> Page:
         if not self._free:
             count = max(1, _SLAB // self._stride)
-            slab = mmap.mmap(-1, count * self._stride)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
+            slab = mmap.mmap(-1, count * self._stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError):  # a system without huge pages refuses the hint
                 slab.madvise(mmap.MADV_HUGEPAGE)
             memory = np.frombuffer(slab, dtype=np.uint8)
             starts = range(0, count * self._stride, self._stride)

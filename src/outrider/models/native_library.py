@@ -177,11 +177,16 @@ class NativeLibrary:
 
     def read_rate(self, isa: str, threads: int) -> float:
         """Bytes per second read from memory."""
-        return float(self._c.outrider_read_rate(isa.encode(), threads))
+        return self._rate(self._c.outrider_read_rate(isa.encode(), threads))
 
     def product_rate(self, isa: str, activations: Activations, threads: int) -> float:
         """Operations (two per multiply-add) per second of this arithmetic, operands at hand."""
-        return float(self._c.outrider_product_rate(isa.encode(), int(activations), threads))
+        return self._rate(self._c.outrider_product_rate(isa.encode(), int(activations), threads))
+
+    def _rate(self, rate: float) -> float:
+        if rate <= 0.0:
+            raise NativeError(self._reason())
+        return rate
 
     def _check(self, code: int) -> None:
         if code != 0:
@@ -234,7 +239,6 @@ def _declared(c: ctypes.CDLL) -> ctypes.CDLL:
         "forward": (c_int, [c_void_p, POINTER(BatchStruct)]),
         "keep": (c_int, [c_void_p, c_void_p, c_int32, c_void_p, c_int32]),
         "unpack": (c_int, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
-        "argmax": (c_int64, [c_void_p, c_int64]),
         "read_rate": (c_double, [c_char_p, c_int32]),
         "product_rate": (c_double, [c_char_p, c_int32, c_int32]),
     }

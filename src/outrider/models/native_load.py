@@ -15,7 +15,9 @@ from outrider.models.native_library import (
     Activations,
     CacheType,
     Format,
+    NativeError,
     NativeLibrary,
+    NativeUnavailable,
     Shape,
     chosen_isa,
     library,
@@ -52,7 +54,10 @@ def load_native(
     rounding = chosen_activations(activations, chosen)
     count = len(os.sched_getaffinity(0)) if threads is None else threads
     setup = NativeSetup(chosen, rounding, isa, count)
-    model = opened.create(_shape(arch, setup), isa)
+    try:
+        model = opened.create(_shape(arch, setup), isa)
+    except NativeError as error:
+        raise NativeUnavailable(f"the compiled decoder does not run this model ({error})") from None
     try:
         _fill(opened, model, arch, state, file if chosen == "gguf" else None, setup)
         if file is not None:
