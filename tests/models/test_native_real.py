@@ -6,8 +6,12 @@ its 1536 inner ones 48, its 49,152 tokens 1536 pairs of panels.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +30,7 @@ except NativeUnavailable as reason:
 
 pytestmark = pytest.mark.model
 NAME = "smollm2-135m"
+DOCS = Path(__file__).parents[2] / "docs"
 PRECISIONS = [("float32", "auto"), ("bfloat16", "auto"), ("int8", "auto"), ("int8", "int8"), ("int4", "int8"),
               ("gguf", "auto"), ("gguf", "int8")]  # fmt: skip
 LENGTHS = (14, 63, 130)
@@ -87,3 +92,13 @@ def test_a_long_context_changes_no_bit(state: Mapping[str, torch.Tensor], dtype:
     tokens = tokens_of(1100, 3, two.vocab_size)
     rows = rows_of(two, prefilled(two, tokens[:1090], chunk=133), Draft.chain(tokens[1090:1098]))
     expect_same(rows[[7]], alone(one, tokens[:1097])[None], "row 7 of 9 after 1,090 tokens")
+
+
+def test_the_script_on_the_page_about_exactness_finds_every_bit_equal():
+    (script,) = re.findall(r"```python\n(.*?)```", (DOCS / "exactness.md").read_text(), re.DOTALL)
+    lines = [line for line in script.splitlines() if line]
+    assert len(lines) <= 20
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(script, "exactness.md", "exec"), {})
+    assert printed.getvalue() == "passes of 1 to 16 rows and a tree: every bit equal\n"
