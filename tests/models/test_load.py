@@ -330,7 +330,8 @@ def test_an_architecture_that_torch_does_not_compute_goes_to_hf_or_is_refused(tm
         with pytest.raises(UnsupportedArchitecture, match="model_type 'gpt2'"):
             load(str(tmp_path), target=kind)
     assert type(load(str(tmp_path))).__name__ == "HfTarget"
-    assert "model_type 'gpt2'" in message_of(str(tmp_path), dtype="int8")
+    reason = "model_type 'gpt2'" if has_native() else "installed without a C++ compiler"
+    assert reason in message_of(str(tmp_path), dtype="int8")
 
 
 def test_a_sliding_window_goes_to_hf_which_honours_it_or_is_refused_by_class(tmp_path: Path):
