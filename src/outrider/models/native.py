@@ -18,6 +18,7 @@ from outrider.errors import ParameterError
 from outrider.models.arch import Arch
 from outrider.models.native_cache import NativeCache, PagePool
 from outrider.models.native_library import Activations, BatchStruct, NativeLibrary, SegmentStruct
+from outrider.models.openmp import pool_pause
 from outrider.models.passes import passes
 from outrider.models.rope import angles
 
@@ -64,6 +65,7 @@ class NativeDecoder:
         self.taps = tuple(taps)
         self._library, self._model = library, model
         weakref.finalize(self, library.destroy, model)
+        self._pause_torch = pool_pause()
         self._pool = PagePool(library.page_bytes(model))
         self._all_layers = np.arange(arch.layers, dtype=np.int32)
         self._taps = np.array(sorted(self.taps), dtype=np.int32)
@@ -223,6 +225,7 @@ class NativeDecoder:
             taps.ctypes.data, len(taps), features.ctypes.data,
             asked.ctypes.data, wanted, self._logits.ctypes.data,
         )  # fmt: skip
+        self._pause_torch()
         self._library.forward(self._model, batch)
         logits = torch.from_numpy(self._logits[: wanted * self.vocab_size].reshape(wanted, self.vocab_size))
         if not len(taps):
