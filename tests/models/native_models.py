@@ -98,6 +98,15 @@ def build(
     )
 
 
+_GGUF_PARTS = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "model.layers": "blk",
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+}  # fmt: skip
+
+
 def written(path: Path, arch: Arch, state: Mapping[str, torch.Tensor], quant: Quant) -> Path:
     """A GGUF file of family qwen2, whose tensors keep their order of rows; made once."""
     if path.exists():
@@ -114,9 +123,10 @@ def written(path: Path, arch: Arch, state: Mapping[str, torch.Tensor], quant: Qu
     writer.add_layer_norm_rms_eps(arch.rms_eps)
     writer.add_rope_freq_base(arch.rope_theta)
     writer.add_vocab_size(arch.vocab_size)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, arch.layers)
     for name, tensor in state.items():
-        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        own = name
+        for theirs, ours in _GGUF_PARTS.items():
+            own = own.replace(theirs, ours)
         if tensor.ndim == 1:
             writer.add_tensor(own, tensor.numpy())
         else:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from native_models import written
 
 from outrider.core.protocols import Chunk
 from outrider.core.records import EMPTY_DRAFT, Context, Draft, RoundResult
@@ -164,40 +165,6 @@ def test_threads_do_not_change_an_answer():
             rows.append(target.score([context], [Draft.chain(tokens[:9])])[0].logits.clone())
         assert torch.equal(rows[0], rows[1]), f"{dtype} with {activations} inputs on 2 threads"
         assert torch.equal(rows[0], rows[2]), f"{dtype} with {activations} inputs on 3 threads"
-
-
-def written(path: Path, arch: Arch, state: Mapping[str, torch.Tensor], quant: Quant) -> Path:
-    """A GGUF file of family qwen2, whose tensors keep their order of rows."""
-    parts = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-             "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-             "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-             "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "model.layers": "blk",
-             "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}  # fmt: skip
-    writer = gguf.GGUFWriter(path, arch.family)
-    writer.add_block_count(arch.layers)
-    writer.add_context_length(arch.max_positions)
-    writer.add_embedding_length(arch.hidden)
-    writer.add_feed_forward_length(arch.intermediate)
-    writer.add_head_count(arch.heads)
-    writer.add_head_count_kv(arch.kv_heads)
-    writer.add_key_length(arch.head_dim)
-    writer.add_value_length(arch.head_dim)
-    writer.add_layer_norm_rms_eps(arch.rms_eps)
-    writer.add_rope_freq_base(arch.rope_theta)
-    writer.add_vocab_size(arch.vocab_size)
-    for name, tensor in state.items():
-        own = name
-        for theirs, ours in parts.items():
-            own = own.replace(theirs, ours)
-        if tensor.ndim == 1:
-            writer.add_tensor(own, tensor.numpy())
-        else:
-            writer.add_tensor(own, gguf.quantize(tensor.numpy(), quant), raw_dtype=quant)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def opened(path: Path, activations: str) -> NativeDecoder:

@@ -14,12 +14,11 @@ import torch
 from outrider.core.protocols import Chunk
 from outrider.core.records import Context, Draft, RoundResult, Scores
 from outrider.core.tree import TokenTree
-from outrider.errors import ParameterError
 from outrider.models.arch import Arch
 from outrider.models.native_cache import NativeCache, PagePool
 from outrider.models.native_library import Activations, BatchStruct, NativeLibrary, SegmentStruct
 from outrider.models.openmp import pool_pause
-from outrider.models.passes import passes
+from outrider.models.passes import check_chunks, passes
 from outrider.models.rope import angles
 
 Ints = npt.NDArray[np.int32]
@@ -86,13 +85,7 @@ class NativeDecoder:
 
     def extend(self, chunks: Sequence[Chunk]) -> list[torch.Tensor | None]:
         """See `TargetModel.extend`. Raises `ParameterError` when a sequence would outgrow the context."""
-        for chunk in chunks:
-            length = self.cached_length(chunk.sequence_id) + len(chunk.tokens)
-            if length > self.max_length:
-                raise ParameterError(
-                    f"{length} tokens exceed the model's context of {self.max_length}: shorten them"
-                )
-        assert len({chunk.sequence_id for chunk in chunks}) == len(chunks), "one chunk per sequence"
+        check_chunks(chunks, self.cached_length, self.max_length)
         features: list[list[torch.Tensor]] = [[] for _ in chunks]
         for pieces in passes(chunks, _PREFILL_ROWS):
             segments = [

@@ -1,10 +1,20 @@
-"""Cuts certain tokens into passes of bounded width."""
+"""Checks certain tokens and cuts them into passes of bounded width."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from outrider.core.protocols import Chunk
+from outrider.errors import ParameterError
+
+
+def check_chunks(chunks: Sequence[Chunk], cached_length: Callable[[int], int], max_length: int) -> None:
+    """One chunk per sequence. Raises `ParameterError` when a sequence would outgrow the context."""
+    for chunk in chunks:
+        length = cached_length(chunk.sequence_id) + len(chunk.tokens)
+        if length > max_length:
+            raise ParameterError(f"{length} tokens exceed the model's context of {max_length}: shorten them")
+    assert len({chunk.sequence_id for chunk in chunks}) == len(chunks), "one chunk per sequence"
 
 
 def passes(chunks: Sequence[Chunk], rows: int) -> Iterator[list[tuple[int, Sequence[int]]]]:

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from outrider.core.protocols import Chunk
 from outrider.core.records import Context, Draft, RoundResult, Scores
 from outrider.core.tree import TokenTree
-from outrider.errors import ConfigError, ParameterError
+from outrider.errors import ConfigError
 from outrider.models.arch import Arch
 from outrider.models.cache import CacheShape, SequenceCache
-from outrider.models.passes import passes
+from outrider.models.passes import check_chunks, passes
 from outrider.models.rope import RopeTable, rotate
 from outrider.models.segments import Segment, chain_segment, tree_segment
 from outrider.models.weights import LayerWeights, decoder_weights
@@ -74,13 +74,7 @@ class TorchDecoder:
     @torch.inference_mode()
     def extend(self, chunks: Sequence[Chunk]) -> list[torch.Tensor | None]:
         """See `TargetModel.extend`. Raises `ParameterError` when a sequence would outgrow the context."""
-        for chunk in chunks:
-            length = self.cached_length(chunk.sequence_id) + len(chunk.tokens)
-            if length > self.max_length:
-                raise ParameterError(
-                    f"{length} tokens exceed the model's context of {self.max_length}: shorten them"
-                )
-        assert len({chunk.sequence_id for chunk in chunks}) == len(chunks), "one chunk per sequence"
+        check_chunks(chunks, self.cached_length, self.max_length)
         features: list[list[torch.Tensor]] = [[] for _ in chunks]
         for pieces in passes(chunks, _PREFILL_ROWS):
             segments: list[Segment] = []
