@@ -1,4 +1,7 @@
-"""Threads: toy models are slower on many threads than on one, and spin against whatever else the machine runs."""
+"""What a machine must have for a test, and how many threads a test takes.
+
+Toy models are slower on many threads than on one, and spin against whatever else the machine runs.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,18 @@ import os
 
 import pytest
 import torch
+
+from outrider.models.native_library import NativeUnavailable, library
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `native` are skipped where the compiled decoder is not built."""
+    try:
+        library()
+    except NativeUnavailable as reason:
+        for item in items:
+            if item.get_closest_marker("native"):
+                item.add_marker(pytest.mark.skip(reason=str(reason)))
 
 
 @pytest.fixture(autouse=True)

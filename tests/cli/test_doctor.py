@@ -11,21 +11,10 @@ from tiny_folder import letters, save_model
 
 from outrider.cli.options import EngineSettings
 from outrider.config import SpeculativeConfig
-from outrider.models.native_library import NativeUnavailable, library
+from outrider.models.native_library import library
 
 KEYS = ["target", "dtype", "activations", "isa", "threads", "cost_ms", "bandwidth_gbs", "product_gflops",
         "weight_bytes", "error"]  # fmt: skip
-
-
-def has_native() -> bool:
-    try:
-        library()
-    except NativeUnavailable:
-        return False
-    return True
-
-
-needs_native = pytest.mark.skipif(not has_native(), reason="the compiled decoder is not built")
 
 
 @pytest.fixture
@@ -38,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@needs_native
+@pytest.mark.native
 def test_the_report_has_exactly_these_keys_and_plausible_figures(outrider, folder: Path) -> None:
     arguments = ("--dtype", "int8", "--activations", "int8", "--threads", "1")
     done = outrider("doctor", str(folder), "--json", *arguments)
@@ -58,7 +47,7 @@ def test_the_report_has_exactly_these_keys_and_plausible_figures(outrider, folde
     assert 0.5 < report["error"]["top1"] <= 1
 
 
-@needs_native
+@pytest.mark.native
 def test_float32_has_no_error_against_itself(outrider, folder: Path) -> None:
     report = json.loads(outrider("doctor", str(folder), "--json", "--dtype", "float32", "--threads", "1").out)
     assert report["error"] == {"kl_nats": 0.0, "top1": 1.0}
@@ -89,7 +78,7 @@ def test_a_context_without_room_for_any_question_has_no_error(outrider, folder: 
     assert report["cost_ms"]["16"] > 0
 
 
-@needs_native
+@pytest.mark.native
 def test_on_the_command_line_torch_leaves_the_cores_to_the_decoder(folder: Path) -> None:
     torch.set_num_threads(2)
     EngineSettings(str(folder), "torch", "auto", "auto", "cpu", None, SpeculativeConfig()).open()

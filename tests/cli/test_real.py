@@ -10,20 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from outrider.models.native_library import NativeUnavailable, library
+from outrider.models.native_library import library
 
 MODEL = "smollm2-135m"
-
-
-def has_native() -> bool:
-    try:
-        library()
-    except NativeUnavailable:
-        return False
-    return True
-
-
-needs_native = pytest.mark.skipif(not has_native(), reason="the compiled decoder is not built")
 
 
 def command(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -90,7 +79,7 @@ sys.exit("imported transformers" if "transformers" in sys.modules else code)
 
 
 @pytest.mark.model
-@needs_native
+@pytest.mark.native
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -108,7 +97,7 @@ def test_the_compiled_decoder_never_imports_transformers(arguments: list[str]) -
 
 
 @pytest.mark.model
-@needs_native
+@pytest.mark.native
 def test_the_first_token_is_there_within_three_and_a_half_seconds_of_a_later_start() -> None:
     seconds = []
     for _ in range(
@@ -133,7 +122,7 @@ def test_the_first_token_is_there_within_three_and_a_half_seconds_of_a_later_sta
 
 
 @pytest.mark.model
-@needs_native
+@pytest.mark.native
 def test_inspect_and_demo_say_that_the_text_is_kept_bitwise() -> None:
     report = json.loads(
         command("inspect", MODEL, "--dtype", "int8", "--activations", "int8", "--json").stdout
@@ -150,7 +139,7 @@ def test_inspect_and_demo_say_that_the_text_is_kept_bitwise() -> None:
 
 
 @pytest.mark.model
-@needs_native
+@pytest.mark.native
 @pytest.mark.full
 def test_doctor_measures_the_model() -> None:
     done = command("doctor", "--json", "--dtype", "bfloat16")

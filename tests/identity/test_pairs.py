@@ -11,22 +11,10 @@ from tiny_folder import letters, save_model
 from outrider import LLM, SamplingParams
 from outrider.config import SpeculativeConfig
 from outrider.errors import ConfigError, PairError
-from outrider.models.native_library import NativeUnavailable, library
 from outrider.models.placement import placement_of
 from outrider.pairing import load_draft
 
 PROMPT = [40, 41, 42, 43]
-
-
-def has_native() -> bool:
-    try:
-        library()
-    except NativeUnavailable:
-        return False
-    return True
-
-
-needs_native = pytest.mark.skipif(not has_native(), reason="the compiled decoder is not built")
 
 
 @pytest.fixture
@@ -49,8 +37,8 @@ def test_a_draft_of_the_same_vocabulary_is_loaded(target: str) -> None:
     assert done.stats.num_accepted_draft_tokens > 10
 
 
-@pytest.mark.parametrize("kind", [pytest.param("native", marks=needs_native), "torch"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", pytest.param("int8", marks=needs_native)])
+@pytest.mark.parametrize("kind", [pytest.param("native", marks=pytest.mark.native), "torch"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", pytest.param("int8", marks=pytest.mark.native)])
 @pytest.mark.parametrize("topk", [1, 2])
 def test_the_draft_runs_where_it_is_told_and_changes_no_text(
     target: str, kind: str, dtype: str, topk: int
@@ -68,7 +56,7 @@ def test_the_draft_runs_where_it_is_told_and_changes_no_text(
     assert all(c.stats.num_accepted_draft_tokens > 10 for c in fast)
 
 
-@needs_native
+@pytest.mark.native
 def test_the_draft_takes_the_compiled_decoder_and_torch_keeps_its_threads_unless_told(target: str) -> None:
     settings = {"method": "draft_model", "model": target}
     before = torch.get_num_threads()

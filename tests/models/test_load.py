@@ -46,7 +46,6 @@ def has_native() -> bool:
     return True
 
 
-needs_native = pytest.mark.skipif(not has_native(), reason="the compiled decoder is not built")
 HUB_ID, COMMIT = "someone/tiny-llama", "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -98,7 +97,7 @@ def edit(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("native", marks=needs_native), "torch", "hf"])
+@pytest.mark.parametrize("kind", [pytest.param("native", marks=pytest.mark.native), "torch", "hf"])
 def test_a_folder_of_safetensors_computes_what_transformers_does(
     folder: Path, model: LlamaForCausalLM, kind: str
 ):
@@ -110,7 +109,7 @@ def test_a_folder_of_safetensors_computes_what_transformers_does(
     torch.testing.assert_close(got, expected, atol=5e-5, rtol=1e-4)
 
 
-@needs_native
+@pytest.mark.native
 @pytest.mark.parametrize(
     ("options", "dtype", "activations"),
     [
@@ -132,7 +131,7 @@ def test_auto_takes_the_compiled_decoder_with_the_precision_asked_for(
     assert target.row_invariant
 
 
-@needs_native
+@pytest.mark.native
 @pytest.mark.parametrize("kind", ["auto", "native", "torch"])
 def test_taps_reach_the_target(folder: Path, kind: str):
     target = load(str(folder), target=kind, threads=1, taps=(2, 0))
@@ -294,9 +293,9 @@ def test_a_config_that_contradicts_the_weights_is_named(folder: Path):
             "but the target is 'torch': leave activations at 'auto'",
         ),
         ({"dtype": "float64", "activations": "int8"}, "has no dtype 'float64': leave activations at 'auto'"),
-        pytest.param({"dtype": "gguf"}, "and this model is none: use 'bfloat16'", marks=needs_native),
+        pytest.param({"dtype": "gguf"}, "and this model is none: use 'bfloat16'", marks=pytest.mark.native),
         pytest.param(
-            {"dtype": "float32", "activations": "int8"}, "use float32 activations", marks=needs_native
+            {"dtype": "float32", "activations": "int8"}, "use float32 activations", marks=pytest.mark.native
         ),
         ({"dtype": "float16"}, "not supported on the CPU: use 'bfloat16'"),
         ({"device": "tpu9"}, "device 'tpu9' is unknown"),
@@ -368,7 +367,7 @@ def test_threads_are_set(folder: Path):
         torch.set_num_threads(before)
 
 
-@needs_native
+@pytest.mark.native
 def test_the_threads_of_the_compiled_decoder_are_not_those_of_torch(folder: Path):
     before = torch.get_num_threads()
     target = load(str(folder), target="native", threads=before + 1)
@@ -379,7 +378,7 @@ def test_the_threads_of_the_compiled_decoder_are_not_those_of_torch(folder: Path
 @pytest.mark.parametrize(
     ("kind", "module"),
     [
-        pytest.param("native", "outrider.models.native", marks=needs_native),
+        pytest.param("native", "outrider.models.native", marks=pytest.mark.native),
         ("torch", "outrider.models.torch_decoder"),
     ],
 )
@@ -408,7 +407,7 @@ def test_extra_tensors_are_refused_and_old_buffers_ignored(folder: Path, model: 
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [pytest.param("native", "gguf", marks=needs_native), ("torch", "bfloat16")]
+    ("kind", "dtype"), [pytest.param("native", "gguf", marks=pytest.mark.native), ("torch", "bfloat16")]
 )
 def test_smollm2_loads_by_name_and_writes_sense(kind: str, dtype: str):
     from outrider.text import load_tokenizer
