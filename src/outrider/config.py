@@ -8,33 +8,51 @@ from typing import Any
 
 from outrider.errors import ConfigError, nearest
 
-BUILT_IN_METHODS = ("none", "ngram", "draft_model", "self_draft")
-FUTURE_METHODS = ("suffix", "recycling", "lookahead", "medusa", "eagle", "eagle3", "auto")
-FUTURE_KEYS = (
-    "adaptive", "suffix_decoding_max_tree_depth", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob",
-    "suffix_share_requests", "suffix_decoding_max_cached_requests", "recycling_successors", "max_window_size",
-    "max_ngram_size", "max_verification_set_size",
+BUILT_IN_METHODS = (
+    "none", "ngram", "suffix", "recycling", "lookahead", "draft_model", "self_draft", "medusa", "eagle", "eagle3",
 )  # fmt: skip
+FUTURE_METHODS = ("auto",)
+FUTURE_KEYS = ("adaptive",)
 
 # Keys that mean something to some methods only; anywhere else they are misplaced.
+_HEADS = ("medusa", "eagle", "eagle3")
+_MODELS = ("draft_model", *_HEADS)
+_SAMPLING = ("self_draft", *_MODELS)
 _OWNERS: Mapping[str, tuple[str, ...]] = {
     "prompt_lookup_min": ("ngram",),
     "prompt_lookup_max": ("ngram",),
     "assistant_early_exit": ("self_draft",),
     "skip_layers": ("self_draft",),
-    "model": ("draft_model",),
-    "revision": ("draft_model",),
-    "max_model_len": ("draft_model",),
-    "draft_device": ("draft_model",),
-    "draft_dtype": ("draft_model",),
-    "draft_sample_method": ("draft_model", "self_draft"),
-    "num_steps": ("draft_model", "self_draft"),
-    "topk": ("draft_model", "self_draft"),
-    "tree_budget": ("draft_model", "self_draft"),
+    "suffix_decoding_max_tree_depth": ("suffix",),
+    "suffix_decoding_max_spec_factor": ("suffix",),
+    "suffix_decoding_min_token_prob": ("suffix",),
+    "suffix_share_requests": ("suffix",),
+    "suffix_decoding_max_cached_requests": ("suffix",),
+    "recycling_successors": ("recycling",),
+    "max_window_size": ("lookahead",),
+    "max_ngram_size": ("lookahead",),
+    "max_verification_set_size": ("lookahead",),
+    "model": _MODELS,
+    "revision": _MODELS,
+    "max_model_len": _MODELS,
+    "draft_device": _MODELS,
+    "draft_dtype": _MODELS,
+    "draft_sample_method": _SAMPLING,
+    "num_steps": ("recycling", *_SAMPLING),
+    "topk": ("suffix", "recycling", *_SAMPLING),
+    "tree_budget": ("suffix", "recycling", *_SAMPLING),
 }
 MOST_DRAFTED = 1024
 """No draft is deeper, wider or larger than this: far beyond what any target scores at a profit."""
 _DRAFT_SIZES = ("num_speculative_tokens", "num_steps", "topk", "tree_budget")
+_COUNTS = (
+    *_DRAFT_SIZES, "prompt_lookup_min", "prompt_lookup_max", "suffix_decoding_max_tree_depth",
+    "suffix_decoding_max_cached_requests", "recycling_successors", "max_window_size", "max_ngram_size",
+    "max_verification_set_size", "assistant_early_exit", "max_model_len",
+)  # fmt: skip
+_RECYCLING_NODES = 8
+_DEPTHS: Mapping[str, int] = {"ngram": 8, "suffix": 8}
+"""Default draft lengths; those of all other methods are 4."""
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "draft_sample_method": ("probabilistic", "greedy"),
     "guarantee": ("same_text", "same_distribution"),
@@ -56,6 +74,15 @@ class SpeculativeConfig:
     max_model_len: int | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+    suffix_decoding_max_tree_depth: int | None = None
+    suffix_decoding_max_spec_factor: float | None = None
+    suffix_decoding_min_token_prob: float | None = None
+    suffix_share_requests: bool | None = None
+    suffix_decoding_max_cached_requests: int | None = None
+    recycling_successors: int | None = None
+    max_window_size: int | None = None
+    max_ngram_size: int | None = None
+    max_verification_set_size: int | None = None
     assistant_early_exit: int | None = None
     skip_layers: Sequence[int] | None = None
     num_steps: int | None = None
@@ -114,7 +141,7 @@ class SpeculativeConfig:
         for value in (self.num_speculative_tokens, self.num_steps):
             if value is not None:
                 return value
-        return 8 if "ngram" in self.methods else 4
+        return max(self._default_depth(name) for name in self.methods)
 
     @property
     def longest(self) -> int:
@@ -123,17 +150,42 @@ class SpeculativeConfig:
             self.depth, *(depth for _, _, depth in self.num_speculative_tokens_per_batch_size or ()), 0
         )
 
-    @property
-    def children(self) -> int:
-        """Children per expanded node: 1 drafts chains."""
+    def children(self, name: str) -> int:
+        """Children per expanded node of a method: 1 drafts chains."""
         if self.topk is not None:
             return self.topk
+        if name == "recycling":
+            return self.recycling_successors or 8
         return 2 if self.tree_budget is not None else 1
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether a draft may branch."""
+        return any(name == "lookahead" or self.children(name) > 1 for name in self.methods)
 
     @property
     def nodes(self) -> int:
         """How many nodes a draft may hold."""
-        return self.tree_budget if self.tree_budget is not None else self.depth * self.children
+        if self.tree_budget is not None:
+            return self.tree_budget
+        return max(self._default_nodes(name) for name in self.methods)
+
+    @property
+    def window(self) -> tuple[int, int, int]:
+        """Lookahead's window columns W, n-gram size N and candidates G."""
+        return self.max_window_size or 5, self.max_ngram_size or 3, self.max_verification_set_size or 4
+
+    def _default_depth(self, name: str) -> int:
+        columns, size, _ = self.window
+        return max(4, columns + size - 2) if name == "lookahead" else _DEPTHS.get(name, 4)
+
+    def _default_nodes(self, name: str) -> int:
+        columns, size, candidates = self.window
+        if name == "lookahead":
+            return (size - 1) * (columns + candidates)
+        if name == "recycling":
+            return self.depth if self.children(name) == 1 else max(self.depth, _RECYCLING_NODES)
+        return self.depth * self.children(name)
 
     def _check_methods(self) -> None:
         if not self.methods:
@@ -149,8 +201,7 @@ class SpeculativeConfig:
             )
 
     def _check_values(self) -> None:
-        for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "assistant_early_exit",
-                     "num_steps", "topk", "tree_budget", "max_model_len"):  # fmt: skip
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is None:
                 continue
@@ -162,11 +213,22 @@ class SpeculativeConfig:
             value = getattr(self, name)
             if (value is not None or name == "guarantee") and value not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+        self._check_suffix_values()
         if self.skip_layers is not None:
             object.__setattr__(self, "skip_layers", _layer_list(self.skip_layers))
         schedule = self.num_speculative_tokens_per_batch_size
         if schedule is not None:
             object.__setattr__(self, "num_speculative_tokens_per_batch_size", _schedule(schedule))
+
+    def _check_suffix_values(self) -> None:
+        for name, highest in (("suffix_decoding_max_spec_factor", 1e6), ("suffix_decoding_min_token_prob", 1.0)):
+            value = getattr(self, name)
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= highest
+            ):
+                raise ConfigError(f"{name} must be a number from 0 to {highest:g}, not {value!r}")
+        if self.suffix_share_requests is not None and not isinstance(self.suffix_share_requests, bool):
+            raise ConfigError(f"suffix_share_requests must be true or false, not {self.suffix_share_requests!r}")
 
     def _check_owners(self) -> None:
         own_names = [name for name in self.methods if name not in BUILT_IN_METHODS]
@@ -175,8 +237,11 @@ class SpeculativeConfig:
                 raise ConfigError(
                     f"{key} belongs to method {' or '.join(owners)}, not to {', '.join(self.methods)}"
                 )
-        if "draft_model" in self.methods and self.model is None:
-            raise ConfigError("method 'draft_model' needs 'model': the draft's hub id, folder or file")
+        needing = [name for name in self.methods if name in _MODELS]
+        if needing and self.model is None:
+            raise ConfigError(f"method {needing[0]!r} needs 'model': the draft's hub id, folder or file")
+        if len(needing) > 1:
+            raise ConfigError(f"methods {' and '.join(needing)} both need 'model', which names one: keep one of them")
         for key in ("num_speculative_tokens", "num_speculative_tokens_per_batch_size"):
             if self.methods == ("none",) and getattr(self, key) is not None:
                 raise ConfigError(f"{key} needs a method that drafts; method is 'none'")
@@ -192,7 +257,7 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"num_steps {steps} contradicts num_speculative_tokens {tokens}: both are the draft's depth"
             )
-        if self.children > 1 and self.rejection_sample_method == "block":
+        if self.drafts_trees and self.rejection_sample_method == "block":
             raise ConfigError(
                 "rejection_sample_method 'block' judges chains; use 'traversal' or 'standard' with a tree"
             )
@@ -205,7 +270,7 @@ class SpeculativeConfig:
 def _implied_method(given: Mapping[str, Any]) -> str:
     """The method that a lone `model` or method-specific key leaves no doubt about."""
     for key, owners in _OWNERS.items():
-        if given.get(key) is not None and len(owners) == 1:
+        if given.get(key) is not None and (len(owners) == 1 or key == "model"):
             return owners[0]
     return "none"
 

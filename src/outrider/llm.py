@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from outrider.config import SpeculativeConfig
-from outrider.core.protocols import Chunk, TargetModel
+from outrider.core.protocols import Chunk, Drafter, TappedTarget, TargetModel
 from outrider.core.records import Budget, Completion, Context, Draft, Guarantee, RoundResult
 from outrider.core.rules import RejectionMethod, RuleBook
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence as Running
+from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.registry import DrafterSetup, build_drafter, check_methods
 from outrider.engine.controller import BatchSizeController, Controller, FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
@@ -22,7 +23,7 @@ from outrider.errors import ConfigError, GenerationError, ParameterError
 from outrider.intake import Intake, Limits, Prompt, as_params, as_prompts
 from outrider.models.load import load, resolve
 from outrider.models.native import NativeDecoder
-from outrider.pairing import load_draft
+from outrider.pairing import load_draft, load_head
 from outrider.stream import Delta, TextStream
 from outrider.text import Tokenizer, load_tokenizer
 
@@ -174,12 +175,13 @@ class LLM:
         self._intake = Intake(
             tokenizer, Limits(target.vocab_size, target.max_length), Guarantee(config.guarantee)
         )
-        setup = DrafterSetup(config, target, lambda: load_draft(config, tokenizer, target, threads))
-        drafter = build_drafter(setup)
-        if drafter.taps:
-            raise ConfigError(
-                f"the drafter reads layers {list(drafter.taps)} of the target: not supported yet"
-            )
+        setup = DrafterSetup(
+            config,
+            target,
+            load_draft=lambda: load_draft(config, tokenizer, target, threads),
+            load_head=lambda: load_head(config),
+        )
+        drafter = _tapping(build_drafter(setup), target)
         method = config.rejection_sample_method
         self._engine = Engine(
             Parts(
@@ -278,10 +280,22 @@ def _eos_ids(hf_model: Any) -> tuple[int, ...]:
 
 def _fitting(config: SpeculativeConfig, target: TargetModel) -> SpeculativeConfig:
     """The settings without trees where the target cannot score them, with a line saying so."""
-    if config.children == 1 or target.supports_trees:
+    if not config.drafts_trees or target.supports_trees:
         return config
     logger.warning("%s takes no tree mask: drafting chains instead of trees", type(target).__name__)
     return dataclasses.replace(config, topk=None, tree_budget=None)
+
+
+def _tapping(drafter: Drafter, target: TargetModel) -> Drafter:
+    """The drafter, handed its own columns of whatever the target's features hold. Raises `ConfigError`."""
+    if not drafter.taps:
+        return drafter
+    if not isinstance(target, TappedTarget):
+        raise ConfigError(
+            f"the drafter reads hidden states, which {type(target).__name__} does not show: use another method"
+        )
+    target.tap(drafter.taps)
+    return ChainedDrafter([drafter], columns=target.taps)
 
 
 def _controller(config: SpeculativeConfig) -> Controller:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from outrider.config import SpeculativeConfig
 from outrider.core.protocols import TargetModel
 from outrider.errors import ConfigError, ModelLoadError, PairError
+from outrider.models.heads import Head, read_head
 from outrider.models.load import load, resolve
 from outrider.models.pair import PairVerdict, compare_vocabularies
 from outrider.text import Tokenizer, load_tokenizer
@@ -39,6 +40,17 @@ def load_draft(config: SpeculativeConfig, target_tokenizer: Tokenizer, target: T
             f"draft model {config.model!r} does not share the target's vocabulary: {verdict.first_difference}"
         )
     return draft
+
+
+def load_head(config: SpeculativeConfig) -> Head:
+    """The configured draft head, as its files describe it. Raises `ModelLoadError`, or `ConfigError` on another kind.
+
+    A head that the caller holds is taken as it is.
+    """
+    head = config.model if isinstance(config.model, Head) else read_head(config.model, revision=config.revision)
+    if head.method not in config.methods:
+        raise ConfigError(f"{config.model!r:.80} is a head for method {head.method!r}, not {config.method!r}")
+    return head
 
 
 def _held_model(model: object) -> TargetModel:

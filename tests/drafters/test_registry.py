@@ -13,12 +13,17 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import DrafterSetup, build_drafter, check_methods
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.errors import ConfigError
+from outrider.models.heads import Head
 from outrider.testing.toy import ToyTarget
+
+
+def no_head() -> Head:
+    raise AssertionError("no head is asked for")
 
 
 def setup_of(**settings: object) -> DrafterSetup:
     target = ToyTarget(12)
-    return DrafterSetup(SpeculativeConfig.of(settings), target, lambda: target.imitation(0.1))
+    return DrafterSetup(SpeculativeConfig.of(settings), target, lambda: target.imitation(0.1), no_head)
 
 
 def plugin(setup: DrafterSetup) -> NoDrafter:

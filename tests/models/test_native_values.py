@@ -15,7 +15,7 @@ from outrider.core.tree import TokenTree
 from outrider.models.gguf import GGUFFile
 from outrider.models.native import NativeDecoder
 from outrider.models.native_library import NativeUnavailable, library
-from outrider.models.native_weights import matrix_plans, unpacked
+from outrider.models.native_weights import matrix_plans
 from outrider.models.torch_decoder import TorchDecoder
 
 try:
@@ -42,7 +42,7 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def matrices(target: NativeDecoder) -> dict[str, torch.Tensor]:
     """What the packed matrices stand for, by name."""
     return {
-        plan.name: torch.from_numpy(unpacked(library(), target._model, plan))
+        plan.name: torch.from_numpy(library().unpacked(target._model, plan.role, plan.layer, plan.outputs, plan.inputs))
         for plan in matrix_plans(target.arch)
     }
 

@@ -10,7 +10,16 @@ import torch
 
 from outrider.core.law import NodeLaw
 from outrider.core.noise import Noise
-from outrider.core.records import Budget, Context, Draft, Guarantee, RoundResult, Scores, Verdict
+from outrider.core.records import (
+    Budget,
+    Context,
+    Draft,
+    Guarantee,
+    RoundResult,
+    Scores,
+    TokenWeights,
+    Verdict,
+)
 from outrider.core.tree import TokenTree
 
 
@@ -86,6 +95,32 @@ class LayeredTarget(TargetModel, Protocol):
 
         Reads the cache of `context.tokens[:-1]`, writes only scratch beyond it; `score` recomputes every row.
         """
+
+
+@runtime_checkable
+class TappedTarget(TargetModel, Protocol):
+    """A target whose hidden states and token matrices a draft head may read."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers; tap i is the hidden state entering layer i, tap `num_layers` the one before the final norm."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of a hidden state."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """What the columns of all features are, in order."""
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Adds columns to the features of every later pass; layers tapped already stay where they are.
+
+        Raises `ConfigError` on a layer that the model does not have.
+        """
+
+    def token_weights(self) -> TokenWeights:
+        """Embedding, head and final norm as numbers, made anew; float32, or as stored where that is narrower."""
 
 
 class Drafter(Protocol):

@@ -172,6 +172,19 @@ class Scores:
     features: torch.Tensor | None = None  # [n + 1, taps, hidden]
 
 
+@dataclass(frozen=True, eq=False)
+class TokenWeights:
+    """The matrices that stand between a model's tokens and its hidden states, which draft heads share.
+
+    A hidden state `h` after the last layer speaks as `head @ norm(h)`, with RMSNorm of `norm` and `norm_eps`.
+    """
+
+    embedding: torch.Tensor  # [vocab, hidden]
+    head: torch.Tensor  # [vocab, hidden]
+    norm: torch.Tensor  # [hidden]
+    norm_eps: float
+
+
 @dataclass(frozen=True)
 class Verdict:
     """A rule's answer: the accepted nodes from the root down, then the one token that follows them.

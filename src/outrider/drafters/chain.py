@@ -16,15 +16,17 @@ class ChainedDrafter:
     """The first method drafts; where its draft is empty or short the next may add to it, and so on.
 
     Nothing drafted is replaced, and every node keeps the law it was chosen by. A method is not asked about a
-    draft that fills its budget. `taps` is the union of the members' taps; each member is handed the features
-    of its own taps. Raises `ConfigError` on an empty list.
+    draft that fills its budget. `columns` says which tap each column of the features holds, the union of the
+    members' taps unless told otherwise; more columns may follow. Each member is handed the features of its own
+    taps. Raises `ConfigError` on an empty list.
     """
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
+    def __init__(self, drafters: Sequence[Drafter], columns: Sequence[int] | None = None) -> None:
         if not drafters:
             raise ConfigError("a list of methods needs at least one; use 'none' for plain decoding")
         self.drafters = tuple(drafters)
         self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
+        self._columns = self.taps if columns is None else tuple(columns)
 
     def ingest(self, context: Context, features: torch.Tensor | None) -> None:
         for drafter in self.drafters:
@@ -60,18 +62,17 @@ class ChainedDrafter:
 
     def _seen_by(self, drafter: Drafter, result: RoundResult) -> RoundResult:
         """The result with the features of this member's taps."""
-        if drafter.taps == self.taps:
+        if result.scores.features is None and result.features is None:
             return result
         scores = Scores(result.scores.logits, self._sliced(drafter, result.scores.features))
         return replace(result, scores=scores, features=self._sliced(drafter, result.features))
 
     def _sliced(self, drafter: Drafter, features: torch.Tensor | None) -> torch.Tensor | None:
-        """Features [n, taps, hidden] cut to the member's taps, in its order; None when it taps nothing."""
+        """Features [n, columns, hidden] cut to the member's taps, in its order; None when it taps nothing."""
         if features is None or not drafter.taps:
             return None
-        if drafter.taps == self.taps:
-            return features
-        return features[:, [self.taps.index(tap) for tap in drafter.taps]]
+        wanted = [self._columns.index(tap) for tap in drafter.taps]
+        return features if wanted == list(range(features.shape[1])) else features[:, wanted]
 
 
 def extends(draft: Draft, given: Draft) -> bool:

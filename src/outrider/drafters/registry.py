@@ -18,17 +18,20 @@ from outrider.drafters.lookup import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.errors import ConfigError, nearest
+from outrider.models.heads import Head
 
 ENTRY_POINT_GROUP = "outrider.drafters"
 
 
 @dataclass(frozen=True)
 class DrafterSetup:
-    """What a factory may use. `load_draft` loads the configured draft model, checked against the target."""
+    """What a factory may use. `load_draft` loads the configured draft model, checked against the target; `load_head`
+    reads the configured draft head."""
 
     config: SpeculativeConfig
     target: TargetModel
     load_draft: Callable[[], TargetModel]
+    load_head: Callable[[], Head]
 
 
 def build_drafter(setup: DrafterSetup) -> Drafter:
@@ -70,7 +73,7 @@ def _draft_model(setup: DrafterSetup) -> Drafter:
     return ModelDrafter(
         setup.load_draft(),
         target_vocab_size=setup.target.vocab_size,
-        topk=setup.config.children,
+        topk=setup.config.children("draft_model"),
         sample_method=_sample_method(setup),
         max_length=setup.config.max_model_len,
     )
@@ -84,11 +87,11 @@ def _self_draft(setup: DrafterSetup) -> Drafter:
         )
     if config.skip_layers is not None:
         return SelfDrafter.skip(
-            target, config.skip_layers, topk=config.children, sample_method=_sample_method(setup)
+            target, config.skip_layers, topk=config.children("self_draft"), sample_method=_sample_method(setup)
         )
     assert config.assistant_early_exit is not None, "checked by SpeculativeConfig"
     return SelfDrafter.early_exit(
-        target, config.assistant_early_exit, topk=config.children, sample_method=_sample_method(setup)
+        target, config.assistant_early_exit, topk=config.children("self_draft"), sample_method=_sample_method(setup)
     )
 
 

@@ -11,16 +11,18 @@ from typing import Any
 import torch
 
 from outrider.core.protocols import Chunk
-from outrider.core.records import Context, Draft, RoundResult, Scores
+from outrider.core.records import Context, Draft, RoundResult, Scores, TokenWeights
 from outrider.core.tree import TokenTree
-from outrider.errors import ConfigError, ModelLoadError, ParameterError
+from outrider.errors import ModelLoadError, ParameterError
 from outrider.models.hf_cache import HfCache, check_rewindable
 from outrider.models.hf_layers import LayerList
 from outrider.models.hf_load import build_model
 from outrider.models.hf_masks import TreeMasks
 from outrider.models.hf_probe import check_rollback, takes_tree_masks
 from outrider.models.hf_taps import Taps
+from outrider.models.hf_weights import token_weights
 from outrider.models.load import ModelSource, torch_dtype
+from outrider.models.taps import joined_taps
 
 _PREFILL_ROWS = (
     256  # rows per pass of `extend`: bounds activations, and logits where a model gives all of them
@@ -50,10 +52,7 @@ class HfTarget:
         self._accepts = _accepted_arguments(model)
         self._config = model.config.get_text_config(decoder=True)
         self.num_layers: int = self._config.num_hidden_layers
-        for tap in taps:
-            if not 0 <= tap <= self.num_layers:
-                raise ConfigError(f"tap {tap} is not a layer of this model: choose 0 to {self.num_layers}")
-        self.taps = tuple(taps)
+        self.taps = joined_taps((), taps, self.num_layers)
         self._taps = Taps(model, self.num_layers, self.taps)
         self._caches: dict[int, HfCache] = {}
         self._scored: dict[int, HfCache] = {}
@@ -74,6 +73,16 @@ class HfTarget:
     def weight_bytes(self) -> int:
         """Bytes of all parameters, a tied embedding counted once."""
         return sum(parameter.nbytes for parameter in self.model.parameters())
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """See `TappedTarget.tap`. Raises `ModelLoadError` when the model's list of layers cannot be found."""
+        taps = joined_taps(self.taps, layers, self.num_layers)
+        self._taps = Taps(self.model, self.num_layers, taps)
+        self.taps = taps
+
+    def token_weights(self) -> TokenWeights:
+        """See `TappedTarget.token_weights`. Raises `ModelLoadError` for a model without a final RMSNorm."""
+        return token_weights(self.model, self.num_layers)
 
     @torch.no_grad()
     def extend(self, chunks: Sequence[Chunk]) -> list[torch.Tensor | None]:

@@ -41,6 +41,10 @@ class Linear:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKED_FOR)
         self._weight = weight
 
+    def matrix(self) -> torch.Tensor:  # [out, in]
+        """The weight as it was given, in a copy where it is packed."""
+        return self._weight.to_dense() if self._packed else self._weight
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed:
             out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(

@@ -12,14 +12,15 @@ import numpy.typing as npt
 import torch
 
 from outrider.core.protocols import Chunk
-from outrider.core.records import Context, Draft, RoundResult, Scores
+from outrider.core.records import Context, Draft, RoundResult, Scores, TokenWeights
 from outrider.core.tree import TokenTree
 from outrider.models.arch import Arch
 from outrider.models.native_cache import NativeCache, PagePool
-from outrider.models.native_library import Activations, BatchStruct, NativeLibrary, SegmentStruct
+from outrider.models.native_library import Activations, BatchStruct, MatrixRole, NativeLibrary, SegmentStruct
 from outrider.models.openmp import pool_pause
 from outrider.models.passes import check_chunks, passes
 from outrider.models.rope import angles
+from outrider.models.taps import joined_taps
 
 Ints = npt.NDArray[np.int32]
 _PREFILL_ROWS = 512  # rows per pass of `extend`
@@ -55,19 +56,22 @@ class NativeDecoder:
     supports_trees = True
 
     def __init__(
-        self, library: NativeLibrary, model: int, arch: Arch, setup: NativeSetup, taps: Sequence[int] = ()
-    ) -> None:
-        """Takes over `model`, a finished handle of `library`, and frees it with itself."""
+        self, library: NativeLibrary, model: int, arch: Arch, setup: NativeSetup, norm: torch.Tensor,
+        taps: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """Takes over `model`, a finished handle of `library`, and frees it with itself. `norm`: the final one."""
+        self._norm = norm  # [hidden]
         self.arch, self.setup = arch, setup
         self.vocab_size, self.max_length = arch.vocab_size, arch.max_positions
         self.num_layers, self.hidden_size = arch.layers, arch.hidden
-        self.taps = tuple(taps)
+        self.taps: tuple[int, ...] = ()
+        self._taps = np.empty(0, dtype=np.int32)
+        self.tap(taps)
         self._library, self._model = library, model
         weakref.finalize(self, library.destroy, model)
         self._pause_torch = pool_pause()
         self._pool = PagePool(library.page_bytes(model))
         self._all_layers = np.arange(arch.layers, dtype=np.int32)
-        self._taps = np.array(sorted(self.taps), dtype=np.int32)
         self._tables = angles(arch, 0)
         self._logits = np.empty(0, dtype=np.float32)
         self._caches: dict[int, NativeCache] = {}
@@ -82,6 +86,23 @@ class NativeDecoder:
     def cache_bytes(self) -> int:
         """Bytes that the caches of all open sequences hold."""
         return sum(cache.nbytes for cache in self._caches.values())
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """See `TappedTarget.tap`."""
+        self.taps = joined_taps(self.taps, layers, self.num_layers)
+        self._taps = np.array(sorted(self.taps), dtype=np.int32)
+
+    def token_weights(self) -> TokenWeights:
+        """See `TappedTarget.token_weights`."""
+        dtype = torch.float32 if self.setup.dtype == "float32" else torch.bfloat16
+        size = (self.vocab_size, self.hidden_size)
+
+        def numbers(role: MatrixRole) -> torch.Tensor:  # [vocab, hidden]
+            return torch.from_numpy(self._library.unpacked(self._model, role, -1, *size)).to(dtype)
+
+        embedding = numbers(MatrixRole.EMBEDDING)
+        head = embedding if self.arch.tied_head else numbers(MatrixRole.HEAD)
+        return TokenWeights(embedding, head, self._norm, self.arch.rms_eps)
 
     def extend(self, chunks: Sequence[Chunk]) -> list[torch.Tensor | None]:
         """See `TargetModel.extend`. Raises `ParameterError` when a sequence would outgrow the context."""

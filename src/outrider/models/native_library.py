@@ -10,6 +10,9 @@ from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64
 from enum import IntEnum
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
 from outrider.errors import ConfigError, OutriderError, nearest
 
 _ABI = 1
@@ -174,6 +177,15 @@ class NativeLibrary:
     def unpack(self, model: int, matrix: int, layer: int, row: int, out: int) -> None:
         """Writes one dequantised row. `out`: address of as many float32 numbers as the matrix has inputs."""
         self._check(self._c.outrider_unpack(model, matrix, layer, row, out))
+
+    def unpacked(
+        self, model: int, matrix: int, layer: int, outputs: int, inputs: int
+    ) -> npt.NDArray[np.float32]:  # [outputs, inputs]
+        """What a packed matrix stands for."""
+        out = np.empty((outputs, inputs), dtype=np.float32)
+        for row in range(outputs):
+            self.unpack(model, matrix, layer, row, out.ctypes.data + row * out.strides[0])
+        return out
 
     def read_rate(self, isa: str, threads: int) -> float:
         """Bytes per second read from memory."""

@@ -23,6 +23,7 @@ from outrider.models.native_library import (
     library,
 )
 from outrider.models.native_weights import WeightFeed, stored_as_blocks
+from outrider.models.taps import joined_taps
 from outrider.models.weights import StateReader
 
 DTYPES = ("auto", "float32", "bfloat16", "int8", "int4", "gguf")
@@ -47,9 +48,7 @@ def load_native(
     """
     opened = library()
     isa = chosen_isa(opened)
-    for tap in taps:
-        if not 0 <= tap <= arch.layers:
-            raise ConfigError(f"tap {tap} is not a layer of this model: choose 0 to {arch.layers}")
+    joined_taps((), taps, arch.layers)  # before anything costly
     chosen = chosen_dtype(dtype, file)
     rounding = chosen_activations(activations, chosen)
     count = len(os.sched_getaffinity(0)) if threads is None else threads
@@ -66,7 +65,8 @@ def load_native(
     except BaseException:
         opened.destroy(model)
         raise
-    return NativeDecoder(opened, model, arch, setup, taps)
+    norm = state["model.norm.weight"].detach().to(torch.float32)
+    return NativeDecoder(opened, model, arch, setup, norm, taps)
 
 
 def chosen_dtype(dtype: str, file: GGUFFile | None) -> str:

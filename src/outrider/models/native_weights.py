@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from gguf.constants import GGMLQuantizationType
 
@@ -133,13 +132,3 @@ class WeightFeed:
     ) -> None:
         rows = Rows(plan.role, plan.layer, source, form, plan.outputs, plan.inputs, first, count)
         self._library.set_rows(self._model, rows, data)
-
-
-def unpacked(
-    library: NativeLibrary, model: int, plan: MatrixPlan
-) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """[outputs, inputs] float32: what the packed matrix stands for."""
-    out = np.empty((plan.outputs, plan.inputs), dtype=np.float32)
-    for row in range(plan.outputs):
-        library.unpack(model, plan.role, plan.layer, row, out[row].ctypes.data)
-    return out

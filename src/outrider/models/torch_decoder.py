@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from outrider.core.protocols import Chunk
-from outrider.core.records import Context, Draft, RoundResult, Scores
+from outrider.core.records import Context, Draft, RoundResult, Scores, TokenWeights
 from outrider.core.tree import TokenTree
-from outrider.errors import ConfigError
 from outrider.models.arch import Arch
 from outrider.models.cache import CacheShape, SequenceCache
 from outrider.models.passes import check_chunks, passes
 from outrider.models.rope import RopeTable, rotate
 from outrider.models.segments import Segment, chain_segment, tree_segment
+from outrider.models.taps import joined_taps
 from outrider.models.weights import LayerWeights, decoder_weights
 
 _PREFILL_ROWS = 256  # rows per pass of `extend`: wide enough for full speed, small enough for any prompt
@@ -49,14 +49,11 @@ class TorchDecoder:
         taps: Sequence[int] = (),
     ) -> None:
         """Fuses and packs `state` (Hugging Face names). Raises `ModelLoadError` naming a tensor that does not fit."""
-        for tap in taps:
-            if not 0 <= tap <= arch.layers:
-                raise ConfigError(f"tap {tap} is not a layer of this model: choose 0 to {arch.layers}")
         self.arch = arch
         self.dtype, self.device = dtype, torch.device(device)
         self.vocab_size, self.max_length = arch.vocab_size, arch.max_positions
         self.num_layers, self.hidden_size = arch.layers, arch.hidden
-        self.taps = tuple(taps)
+        self.taps = joined_taps((), taps, arch.layers)
         with torch.inference_mode():
             self._weights = decoder_weights(arch, state, dtype, self.device)
         self._rope = RopeTable(arch, dtype, self.device)
@@ -70,6 +67,16 @@ class TorchDecoder:
     def weight_bytes(self) -> int:
         """Bytes of the matrices that a pass reads, a head of its own precision included."""
         return self._weights.nbytes
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """See `TappedTarget.tap`."""
+        self.taps = joined_taps(self.taps, layers, self.num_layers)
+
+    def token_weights(self) -> TokenWeights:
+        """See `TappedTarget.token_weights`."""
+        weights = self._weights
+        head = weights.embedding if self.arch.tied_head else weights.head.matrix()
+        return TokenWeights(weights.embedding.clone(), head.clone(), weights.norm.clone(), self.arch.rms_eps)
 
     @torch.inference_mode()
     def extend(self, chunks: Sequence[Chunk]) -> list[torch.Tensor | None]:

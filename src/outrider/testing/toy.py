@@ -10,15 +10,17 @@ import torch
 
 from outrider.core.law import Floats
 from outrider.core.protocols import Chunk
-from outrider.core.records import Context, Draft, RoundResult, Scores
+from outrider.core.records import Context, Draft, RoundResult, Scores, TokenWeights
+from outrider.errors import ConfigError
 from outrider.core.tree import TokenTree
 from outrider.testing.language import BlurredLanguage, HashedLanguage, Language, TableLanguage
 
 _HIDDEN = 16  # size of the tapped features
+_NORM_EPS = 1e-6
 
 
 class ToyTarget:
-    """A `LayeredTarget` whose logits are a pure function of the tokens, and whose cache is the list of them.
+    """A `LayeredTarget` and `TappedTarget` whose logits are a pure function of the tokens, and whose cache is the list of them.
 
     Every call asserts what the protocol demands of its caller: a cache that holds exactly
     `context.tokens[:-1]`, a `commit` only of what the last `score` scored, of nodes on one path, and of
@@ -29,6 +31,7 @@ class ToyTarget:
     """
 
     row_invariant = True
+    hidden_size = _HIDDEN
 
     def __init__(self, vocab_size: int, *, seed: int = 0, order: int = 2, sharpness: float = 2.0,
                  noise_scale: float = 2.0, max_length: int | None = None, num_layers: int = 4,
@@ -60,6 +63,19 @@ class ToyTarget:
     def logits_of(self, tokens: Sequence[int]) -> Floats:  # [vocab]
         """The logits of the token after `tokens`, float64: the plain function, for oracles."""
         return self._language(tokens)
+
+    def tap(self, layers: Sequence[int]) -> None:
+        for layer in layers:
+            if not 0 <= layer <= self.num_layers:
+                raise ConfigError(f"tap {layer} is not a layer of this model: choose 0 to {self.num_layers}")
+        self.taps = tuple(dict.fromkeys((*self.taps, *layers)))
+
+    def token_weights(self) -> TokenWeights:
+        """Random matrices, the same at every call; the logits do not come from them."""
+        rng = np.random.default_rng((self._seed, 3))
+        embedding, head = rng.standard_normal((2, self.vocab_size, _HIDDEN)) / np.sqrt(_HIDDEN)
+        norm = torch.ones(_HIDDEN, dtype=torch.float64)
+        return TokenWeights(torch.from_numpy(embedding), torch.from_numpy(head), norm, _NORM_EPS)
 
     def extend(self, chunks: Sequence[Chunk]) -> list[torch.Tensor | None]:
         self.calls["extend"] += 1

@@ -1,0 +1,46 @@
+"""`NodeValues`: the measured chance that a drafted token is kept, by what is known of it before it is scored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+
+from outrider.core.records import RoundResult
+
+
+class NodeValues:
+    """Per kind of node: of those whose parent was kept, the share that was kept too.
+
+    A *kind* is whatever a drafter knows of a node (its rank among its siblings, how often it was seen, ...); with noise
+    shared between draft and target that says more than the draft's own probability (docs/exactness.md). Each kind
+    starts at a prior, which counts as `weight` nodes. One per sequence: what one text shows moves no draft of another.
+    """
+
+    def __init__(self, priors: Mapping[Hashable, float], *, otherwise: float = 0.1, weight: float = 8.0) -> None:
+        self._priors, self._otherwise, self._weight = priors, otherwise, weight
+        self._kept: dict[Hashable, float] = {}
+        self._reached: dict[Hashable, float] = {}
+
+    def chance(self, kind: Hashable) -> float:
+        """The chance that a node of this kind is kept, given that its parent is; strictly between 0 and 1."""
+        prior = self._priors.get(kind, self._otherwise) * self._weight
+        chance = (prior + self._kept.get(kind, 0.0)) / (self._weight + self._reached.get(kind, 0.0))
+        return min(max(chance, 1e-6), 1.0 - 1e-6)
+
+    def log_chance(self, kind: Hashable) -> float:
+        return math.log(self.chance(kind))
+
+    def observe(self, result: RoundResult, kinds: Mapping[int, Hashable]) -> None:
+        """Counts what a round showed. `kinds` names nodes of `result.draft`; others are not counted."""
+        for row in self._reached_rows(result):
+            for node in result.draft.nodes.children[row]:
+                if node in kinds:
+                    kind = kinds[node]
+                    self._reached[kind] = self._reached.get(kind, 0.0) + 1.0
+                    if node in result.accepted:
+                        self._kept[kind] = self._kept.get(kind, 0.0) + 1.0
+
+    @staticmethod
+    def _reached_rows(result: RoundResult) -> Sequence[int]:
+        """Rows that the target decided below: the pending token and every kept node."""
+        return [0, *(node + 1 for node in result.accepted)]
