@@ -11,10 +11,6 @@ using namespace outrider;
 
 namespace {
 
-std::string text(int64_t number) { return std::to_string(number); }
-
-constexpr int kMostSize = 1 << 20;  // keeps every product of a size with a head's in 32 bits
-
 void check_shape(const OutriderShape &s) {
   for (int32_t size : {s.layers, s.hidden, s.intermediate, s.heads, s.kv_heads, s.head_dim, s.vocab})
     require(size > 0 && size <= kMostSize, "every size must be 1 to " + text(kMostSize) + ", not " + text(size));
@@ -69,18 +65,6 @@ std::vector<float> &vector_at(OutriderModel &model, int vector, int layer) {
 int vector_size(const OutriderShape &s, int vector) {
   if (vector == OUTRIDER_QUERY_NORM || vector == OUTRIDER_KEY_NORM) return s.head_dim;
   return vector < OUTRIDER_BIAS ? s.hidden : expected(s, vector - OUTRIDER_BIAS).outputs;
-}
-
-void check_source(int source, int format, OutriderActivations activations, int inputs) {
-  require(source >= 0 && source <= OUTRIDER_FROM_Q8_0, "unknown source " + text(source));
-  require(format >= 0 && format <= OUTRIDER_Q8_0, "unknown format " + text(format));
-  const bool floats = source == OUTRIDER_FROM_FLOAT32;
-  require(floats == (format < OUTRIDER_Q4_0), "this source cannot be kept as format " + text(format));
-  require(floats || format - OUTRIDER_Q4_0 == source - OUTRIDER_FROM_Q4_0, "blocks keep their own format");
-  require(floats || inputs % kGroup == 0, text(inputs) + " inputs are not whole blocks of 32");
-  const bool plain = format == OUTRIDER_FLOAT32, exact = activations == OUTRIDER_ACT_FLOAT32;
-  require(plain == exact, "float32 weights go with float32 activations, others do not");
-  require(activations != OUTRIDER_ACT_INT8 || format != OUTRIDER_BFLOAT16, "bfloat16 weights take no int8 activations");
 }
 
 void check_segment(const OutriderModel &model, const OutriderBatch &batch, const OutriderSegment &segment) {

@@ -9,10 +9,6 @@
 namespace outrider {
 namespace {
 
-int projections(const Layer &layer);
-
-constexpr int kMostQueries = 64;  // of an attention unit: the heads of one row at least
-
 // What one attention unit asks: the arrays behind an `Attention`.
 struct Queries {
   const uint32_t *query[kMostQueries];
@@ -60,6 +56,29 @@ struct Pass {
   const uint8_t *after(const Matrix &matrix, int pair, const Matrix &following, int thread) const;
   float *product(const Matrix &matrix, int pair, const Inputs &x, const uint8_t *next, int thread, int which) const;
 };
+
+int columns(const Matrix &matrix, int pair) { return std::min(kPair, matrix.outputs - pair * kPair); }
+
+// A pair of the query, key and value matrices, counted through, and its first column in the joint output.
+struct Projection {
+  OutriderMatrix which;
+  int pair, column;
+};
+
+int projections(const Layer &layer) {
+  return layer.at(OUTRIDER_QUERY).pairs + layer.at(OUTRIDER_KEY).pairs + layer.at(OUTRIDER_VALUE).pairs;
+}
+
+Projection projection(const Layer &layer, int unit) {
+  Projection found{OUTRIDER_QUERY, unit, 0};
+  while (found.pair >= layer.at(found.which).pairs) {
+    found.pair -= layer.at(found.which).pairs;
+    found.column += layer.at(found.which).outputs;
+    found.which = (OutriderMatrix)(found.which + 1);
+  }
+  found.column += found.pair * kPair;
+  return found;
+}
 
 void Pass::run(int thread) {
   Member member(*model.team, thread);
@@ -128,29 +147,6 @@ float *Pass::product(const Matrix &matrix, int pair, const Inputs &x, const uint
   return tile;
 }
 
-int columns(const Matrix &matrix, int pair) { return std::min(kPair, matrix.outputs - pair * kPair); }
-
-// A pair of the query, key and value matrices, counted through, and its first column in the joint output.
-struct Projection {
-  OutriderMatrix which;
-  int pair, column;
-};
-
-int projections(const Layer &layer) {
-  return layer.at(OUTRIDER_QUERY).pairs + layer.at(OUTRIDER_KEY).pairs + layer.at(OUTRIDER_VALUE).pairs;
-}
-
-Projection projection(const Layer &layer, int unit) {
-  Projection found{OUTRIDER_QUERY, unit, 0};
-  while (found.pair >= layer.at(found.which).pairs) {
-    found.pair -= layer.at(found.which).pairs;
-    found.column += layer.at(found.which).outputs;
-    found.which = (OutriderMatrix)(found.which + 1);
-  }
-  found.column += found.pair * kPair;
-  return found;
-}
-
 void Pass::project(const Layer &layer, int unit, int thread) const {
   const Projection at = projection(layer, unit);
   const Matrix &matrix = layer.at(at.which);
@@ -196,13 +192,13 @@ void Pass::place(const Layer &layer, int index, int row) const {
 
 Attention Pass::attention(int index, const AttentionUnit &unit, Queries &queries) const {
   const OutriderSegment &segment = batch.segments[unit.segment];
-  const int share = shape.heads / shape.kv_heads, start = work.segment_start[unit.segment];
+  const int together = shape.heads / shape.kv_heads, start = work.segment_start[unit.segment];
   const bool tree = segment.parents != nullptr;
   // A chain's common slots end with those of its first row here; a tree's, before the tree. Both at an even slot.
   const int common = (tree ? segment.length : segment.length + unit.first + 1) / 2 * 2;
   int count = 0;
   for (int row = unit.first; row < unit.first + unit.rows; ++row)
-    for (int head = unit.kv_head * share; head < (unit.kv_head + 1) * share; ++head, ++count) {
+    for (int head = unit.kv_head * together; head < (unit.kv_head + 1) * together; ++head, ++count) {
       queries.query[count] = (const uint32_t *)(qkv(start + row) + head * shape.head_dim);
       queries.out[count] = attended(start + row) + head * shape.head_dim;
       queries.tail[count] = tree ? work.paths[start + row].data() : work.slots[unit.segment].data() + (common - segment.length);
@@ -281,77 +277,6 @@ void Pass::speak(int pair, int thread) const {
   const int count = columns(matrix, pair);
   for (int i = 0; i < batch.wanted_count; ++i, tile += kPair)
     std::memcpy(batch.logits + (size_t)i * shape.vocab + (size_t)pair * kPair, tile, count * sizeof(float));
-}
-
-constexpr int kFewRows = 16;     // up to so many rows of a segment attention is cut into parts
-constexpr int kPartSlots = 256;  // scored at a time
-
-// Cuts the attention of one segment into units, and those of few rows into parts that all threads share. Parts that read
-// the same keys or values follow each other.
-void lay_out_attention(OutriderModel &model, const OutriderSegment &segment, int index, bool few) {
-  Workspace &work = model.work;
-  const int share = model.shape.heads / model.shape.kv_heads, together = std::max(1, model.kernels->max_queries / share);
-  const int each = few ? together : std::min(4 * together, std::max(1, kMostQueries / share));
-  const int lines = model.padded_dim() / kLanes, slots = segment.length + segment.rows;
-  for (int head = 0; head < model.shape.kv_heads; ++head) {
-    const int begin_unit = (int)work.units.size();
-    for (int first = 0; first < segment.rows; first += each) {
-      const int rows = std::min(each, segment.rows - first);
-      work.units.push_back({index, head, first, rows, few ? work.sums.size() * work.score_stride : 0});
-      if (few) work.sums.resize(work.sums.size() + rows * share);
-    }
-    if (!few) continue;
-    const int end_unit = (int)work.units.size();
-    auto last_slot = [&](int unit) { return segment.length + work.units[unit].first + work.units[unit].rows; };
-    for (int begin = 0; begin < slots; begin += kPartSlots)
-      for (int unit = begin_unit; unit < end_unit; ++unit)
-        if (begin < last_slot(unit)) work.score_parts.push_back({unit, begin, std::min(last_slot(unit), begin + kPartSlots)});
-    for (int unit = begin_unit; unit < end_unit; ++unit)
-      for (int q = 0; q < work.units[unit].rows * share; ++q) work.soften_parts.push_back({unit, q, q + 1});
-    for (int line = 0; line < lines; line += 2)
-      for (int unit = begin_unit; unit < end_unit; ++unit) work.mix_parts.push_back({unit, line, std::min(lines, line + 2)});
-  }
-}
-
-void lay_out_rows(const OutriderBatch &batch, Workspace &work) {
-  work.rows.clear();
-  work.segment_start.clear();
-  work.slots.resize(batch.segment_count);
-  for (int s = 0; s < batch.segment_count; ++s) {
-    const OutriderSegment &segment = batch.segments[s];
-    const int start = (int)work.rows.size();
-    work.segment_start.push_back(start);
-    work.slots[s].resize(segment.rows);
-    if (work.paths.size() < (size_t)(start + segment.rows)) work.paths.resize(start + segment.rows);
-    for (int i = 0; i < segment.rows; ++i) {
-      const int slot = segment.length + i, parent = segment.parents ? segment.parents[i] : i - 1;
-      const int position = parent < 0 ? segment.length : work.rows[start + parent].position + 1;
-      work.rows.push_back({s, slot, position});
-      work.slots[s][i] = slot;
-      if (!segment.parents) continue;
-      std::vector<int32_t> &path = work.paths[start + i];
-      if (parent >= 0) path = work.paths[start + parent];
-      else if (segment.length % 2) path = {slot - 1};  // the even slot whose pair the tree completes
-      else path.clear();
-      path.push_back(slot);
-    }
-  }
-}
-
-void lay_out(OutriderModel &model, const OutriderBatch &batch) {
-  Workspace &work = model.work;
-  lay_out_rows(batch, work);
-  int slots = 0;
-  for (const Row &row : work.rows) slots = std::max(slots, row.slot + 1);
-  work.score_stride = (slots + 2 * OUTRIDER_PAGE) / OUTRIDER_PAGE * OUTRIDER_PAGE;
-  work.units.clear();
-  work.sums.clear();
-  for (auto *parts : {&work.score_parts, &work.soften_parts, &work.mix_parts}) parts->clear();
-  for (const bool few : {true, false}) {
-    for (int s = 0; s < batch.segment_count; ++s)
-      if ((batch.segments[s].rows <= kFewRows) == few) lay_out_attention(model, batch.segments[s], s, few);
-    if (few) work.whole_units = (int)work.units.size();
-  }
 }
 
 void grow(OutriderModel &model, const OutriderBatch &batch, const Pass &pass) {

@@ -1,6 +1,8 @@
 // The border of the C interface: exceptions become a noted reason and a code.
 #pragma once
 
+#include <stdint.h>
+
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -12,6 +14,8 @@ inline std::string &last_error() {
   thread_local std::string reason;
   return reason;
 }
+
+inline std::string text(int64_t number) { return std::to_string(number); }
 
 inline void require(bool condition, const char *reason) {
   if (!condition) throw std::invalid_argument(reason);

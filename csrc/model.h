@@ -53,6 +53,8 @@ struct Row {
   int segment, slot, position;
 };
 
+constexpr int kMostQueries = 64;  // of an attention unit: the heads of one row at least
+
 // Rows of one segment and the heads of one key-value head, which share the reading of keys and values.
 struct AttentionUnit {
   int segment, kv_head, first, rows;  // first: within the segment
@@ -112,6 +114,9 @@ struct OutriderModel {
 };
 
 namespace outrider {
+
+// Fills in the rows, units and parts of the workspace for a pass.
+void lay_out(OutriderModel &model, const OutriderBatch &batch);
 
 // One pass over checked arguments.
 void forward(OutriderModel &model, const OutriderBatch &batch);

@@ -136,6 +136,18 @@ OUTRIDER_API int outrider_keep(OutriderModel *model, void *const *pages, int32_t
 // Dequantised row of a packed matrix, for tests; `out`: as many numbers as inputs.
 OUTRIDER_API int outrider_unpack(const OutriderModel *model, int32_t matrix, int32_t layer, int32_t row, float *out);
 
+// Matrices of a caller's own, such as those of a draft head, multiplied one at a time in the order of sums of a pass.
+typedef struct OutriderMatrices OutriderMatrices;
+
+// NULL on failure. `activations`: OutriderActivations.
+OUTRIDER_API OutriderMatrices *outrider_matrices_create(int32_t activations, int32_t threads, const char *isa);
+// No other call on the matrices may be under way.
+OUTRIDER_API void outrider_matrices_destroy(OutriderMatrices *matrices);
+// Packs a matrix of outputs x inputs float32 numbers as `format`; its index, counted from 0, or -1.
+OUTRIDER_API int outrider_matrices_add(OutriderMatrices *matrices, int32_t format, int32_t outputs, int32_t inputs, const float *data);
+// out [rows, outputs] = x [rows, inputs] by matrix `index`.
+OUTRIDER_API int outrider_multiply(OutriderMatrices *matrices, int32_t index, const float *x, int32_t rows, float *out);
+
 // Rates that this machine reaches on `threads` threads: bytes per second read from memory, and multiply-adds x 2 per
 // second of the arithmetic that `activations` names; 0 on failure.
 OUTRIDER_API double outrider_read_rate(const char *isa, int32_t threads);

@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "guard.h"
+
 namespace outrider {
 namespace {
 
@@ -197,6 +199,18 @@ bool holds_lowest_level(const void *data, size_t blocks) {
 }
 
 }  // namespace
+
+void check_source(int source, int format, OutriderActivations activations, int inputs) {
+  require(source >= 0 && source <= OUTRIDER_FROM_Q8_0, "unknown source " + text(source));
+  require(format >= 0 && format <= OUTRIDER_Q8_0, "unknown format " + text(format));
+  const bool floats = source == OUTRIDER_FROM_FLOAT32;
+  require(floats == (format < OUTRIDER_Q4_0), "this source cannot be kept as format " + text(format));
+  require(floats || format - OUTRIDER_Q4_0 == source - OUTRIDER_FROM_Q4_0, "blocks keep their own format");
+  require(floats || inputs % kGroup == 0, text(inputs) + " inputs are not whole blocks of 32");
+  const bool plain = format == OUTRIDER_FLOAT32, exact = activations == OUTRIDER_ACT_FLOAT32;
+  require(plain == exact, "float32 weights go with float32 activations, others do not");
+  require(activations != OUTRIDER_ACT_INT8 || format != OUTRIDER_BFLOAT16, "bfloat16 weights take no int8 activations");
+}
 
 Kind kind_of(OutriderFormat format, OutriderActivations activations, OutriderSource source, const void *data,
              int outputs, int inputs) {

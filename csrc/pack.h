@@ -6,6 +6,11 @@
 
 namespace outrider {
 
+constexpr int kMostSize = 1 << 20;  // of a matrix, either way: keeps products with a vocabulary in 32 bits
+
+// Throws where a source cannot be kept as this format beside these activations.
+void check_source(int source, int format, OutriderActivations activations, int inputs);
+
 // The kind a matrix of this format takes, given what inputs are rounded to. Q8_0 blocks that hold the level -128 have no
 // form for bfloat16 inputs (sign and magnitude): those matrices are kept as bfloat16.
 Kind kind_of(OutriderFormat format, OutriderActivations activations, OutriderSource source, const void *data,

@@ -261,6 +261,31 @@ void check_bad_batches(const Runner &run) {
     check_refused("a row outside", [&] { return outrider_unpack(run.model.get(), OUTRIDER_EMBEDDING, -1, row, out.data()) == -1; });
 }
 
+// Matrices of the caller's own: a row is the same alone and beside others, on any number of threads.
+void check_matrices(const std::string &isa) {
+  const int outputs = 70, inputs = 90, rows = 19;
+  Random random{11};
+  Floats weight, x;
+  for (int i = 0; i < outputs * inputs; ++i) weight.push_back((float)random.below(2001) / 1000 - 1);
+  for (int i = 0; i < rows * inputs; ++i) x.push_back((float)random.below(2001) / 1000 - 1);
+  for (int kind = OUTRIDER_ACT_FLOAT32; kind <= OUTRIDER_ACT_INT8; ++kind)
+    for (int threads = 1; threads <= 3; ++threads) {
+      std::unique_ptr<OutriderMatrices, decltype(&outrider_matrices_destroy)> made(
+          outrider_matrices_create(kind, threads, isa.c_str()), outrider_matrices_destroy);
+      check(made && outrider_matrices_add(made.get(), kind, outputs, inputs, weight.data()) == 0, "a matrix is packed");
+      Floats wide(rows * outputs), alone(outputs);
+      check(outrider_multiply(made.get(), 0, x.data(), rows, wide.data()) == 0, "a product");
+      for (int row = 0; row < rows; ++row) {
+        check(outrider_multiply(made.get(), 0, x.data() + row * inputs, 1, alone.data()) == 0, "a product of one row");
+        check(std::equal(alone.begin(), alone.end(), wide.begin() + row * outputs), "a row alone and beside others");
+      }
+      check_refused("an unknown matrix", [&] { return outrider_multiply(made.get(), 1, x.data(), 1, alone.data()) == -1; });
+      check_refused("no rows", [&] { return outrider_multiply(made.get(), 0, x.data(), 0, alone.data()) == -1; });
+      check_refused("a matrix without columns", [&] { return outrider_matrices_add(made.get(), kind, 1, 0, weight.data()) == -1; });
+      check_refused("an unknown format", [&] { return outrider_matrices_add(made.get(), 9, 1, 1, weight.data()) == -1; });
+    }
+}
+
 void run_one(const Setup &setup, std::vector<Floats> &expected) {
   const Runner run(setup);
   if (!run.model) return;
@@ -280,7 +305,8 @@ void run_one(const Setup &setup, std::vector<Floats> &expected) {
 int main() {
   int models = 0;
   std::istringstream sets(outrider_instruction_sets());
-  for (std::string isa; std::getline(sets, isa, ',');)
+  for (std::string isa; std::getline(sets, isa, ',');) {
+    check_matrices(isa);
     for (int format = OUTRIDER_FLOAT32; format <= OUTRIDER_Q8_0; ++format)
       for (int activations = OUTRIDER_ACT_FLOAT32; activations <= OUTRIDER_ACT_INT8; ++activations) {
         if ((format == OUTRIDER_FLOAT32) != (activations == OUTRIDER_ACT_FLOAT32)) continue;
@@ -292,6 +318,7 @@ int main() {
         std::printf("%s: format %d, activations %d: %d failures so far\n", isa.c_str(), format, activations, failures);
         std::fflush(stdout);
       }
+  }
   std::printf("%d models, %d failures\n", models, failures);
   return failures == 0 && models > 0 ? 0 : 1;
 }

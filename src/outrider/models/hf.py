@@ -13,7 +13,7 @@ import torch
 from outrider.core.protocols import Chunk
 from outrider.core.records import Context, Draft, RoundResult, Scores, TokenWeights
 from outrider.core.tree import TokenTree
-from outrider.errors import ModelLoadError, ParameterError
+from outrider.errors import ConfigError, ModelLoadError, ParameterError
 from outrider.models.hf_cache import HfCache, check_rewindable
 from outrider.models.hf_layers import LayerList
 from outrider.models.hf_load import build_model

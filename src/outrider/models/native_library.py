@@ -187,6 +187,28 @@ class NativeLibrary:
             self.unpack(model, matrix, layer, row, out.ctypes.data + row * out.strides[0])
         return out
 
+    def create_matrices(self, activations: Activations, threads: int, isa: str) -> int:
+        """A place for matrices of the caller's own, to be given back to `destroy_matrices`."""
+        made: int | None = self._c.outrider_matrices_create(int(activations), threads, isa.encode())
+        if made is None:
+            raise NativeError(self._reason())
+        return made
+
+    def destroy_matrices(self, matrices: int) -> None:
+        """Frees them and ends their threads; no other call with them may be under way."""
+        self._c.outrider_matrices_destroy(matrices)
+
+    def add_matrix(self, matrices: int, form: Format, outputs: int, inputs: int, data: int) -> int:
+        """Packs a matrix and returns its index. `data`: address of outputs x inputs float32 numbers, not kept."""
+        index = int(self._c.outrider_matrices_add(matrices, int(form), outputs, inputs, data))
+        if index < 0:
+            raise NativeError(self._reason())
+        return index
+
+    def multiply(self, matrices: int, index: int, x: int, rows: int, out: int) -> None:
+        """Multiplies rows by one of the matrices. `x`, `out`: addresses of float32 numbers, [rows, in] and [rows, out]."""
+        self._check(self._c.outrider_multiply(matrices, index, x, rows, out))
+
     def read_rate(self, isa: str, threads: int) -> float:
         """Bytes per second read from memory."""
         return self._rate(self._c.outrider_read_rate(isa.encode(), threads))
@@ -214,7 +236,8 @@ def library() -> NativeLibrary:
     found = importlib.util.find_spec(_MODULE)
     if found is None or found.origin is None:
         raise NativeUnavailable(
-            "outrider was installed without a C++ compiler: install g++ and reinstall outrider"
+            "outrider was installed without its compiled decoder, which takes x86-64 Linux and a C++ compiler such as "
+            "g++ 12: install one and reinstall outrider"
         )
     opened = NativeLibrary(found.origin)
     if not opened.instruction_sets():
@@ -251,6 +274,10 @@ def _declared(c: ctypes.CDLL) -> ctypes.CDLL:
         "forward": (c_int, [c_void_p, POINTER(BatchStruct)]),
         "keep": (c_int, [c_void_p, c_void_p, c_int32, c_void_p, c_int32]),
         "unpack": (c_int, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
+        "matrices_create": (c_void_p, [c_int32, c_int32, c_char_p]),
+        "matrices_destroy": (None, [c_void_p]),
+        "matrices_add": (c_int, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
+        "multiply": (c_int, [c_void_p, c_int32, c_void_p, c_int32, c_void_p]),
         "read_rate": (c_double, [c_char_p, c_int32]),
         "product_rate": (c_double, [c_char_p, c_int32, c_int32]),
     }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
-from outrider.errors import ConfigError, nearest
+from outrider.errors import ConfigError
 from outrider.models.arch import Arch
 from outrider.models.gguf import GGUFFile
 from outrider.models.native import NativeDecoder, NativeSetup
@@ -23,11 +23,10 @@ from outrider.models.native_library import (
     library,
 )
 from outrider.models.native_weights import WeightFeed, stored_as_blocks
+from outrider.models.settings import RunSettings
 from outrider.models.taps import joined_taps
 from outrider.models.weights import StateReader
 
-DTYPES = ("auto", "float32", "bfloat16", "int8", "int4", "gguf")
-ACTIVATIONS = ("auto", "float32", "bfloat16", "int8")
 _FORMATS = {
     "float32": Format.FLOAT32,
     "bfloat16": Format.BFLOAT16,
@@ -37,9 +36,8 @@ _FORMATS = {
 
 
 def load_native(
-    arch: Arch, state: Mapping[str, torch.Tensor], file: GGUFFile | None, *, dtype: str = "auto",
-    activations: str = "auto", threads: int | None = None, taps: Sequence[int] = (),
-) -> NativeDecoder:  # fmt: skip
+    arch: Arch, state: Mapping[str, torch.Tensor], file: GGUFFile | None, settings: RunSettings
+) -> NativeDecoder:
     """Packs a model. `file`: the GGUF file it comes from, whose blocks `dtype="gguf"` keeps; None for other sources.
 
     `dtype` auto: gguf for a file of blocks, else bfloat16. `activations` auto: float32 for float32 weights, else
@@ -48,17 +46,17 @@ def load_native(
     """
     opened = library()
     isa = chosen_isa(opened)
-    joined_taps((), taps, arch.layers)  # before anything costly
-    chosen = chosen_dtype(dtype, file)
-    rounding = chosen_activations(activations, chosen)
-    count = len(os.sched_getaffinity(0)) if threads is None else threads
-    setup = NativeSetup(chosen, rounding, isa, count)
+    joined_taps((), settings.taps, arch.layers)  # before anything costly
+    dtype = chosen_dtype(settings.dtype, file)
+    rounding = chosen_activations(settings.activations, dtype)
+    threads = len(os.sched_getaffinity(0)) if settings.threads is None else settings.threads
+    setup = NativeSetup(dtype, rounding, isa, threads)
     try:
         model = opened.create(_shape(arch, setup), isa)
     except NativeError as error:
         raise NativeUnavailable(f"the compiled decoder does not run this model ({error})") from None
     try:
-        _fill(opened, model, arch, state, file if chosen == "gguf" else None, setup)
+        _fill(opened, model, arch, state, file if dtype == "gguf" else None, setup)
         if file is not None:
             file.forget_pages()
         opened.finish(model)
@@ -66,29 +64,23 @@ def load_native(
         opened.destroy(model)
         raise
     norm = state["model.norm.weight"].detach().to(torch.float32)
-    return NativeDecoder(opened, model, arch, setup, norm, taps)
+    return NativeDecoder(opened, model, arch, setup, norm, settings.taps)
 
 
 def chosen_dtype(dtype: str, file: GGUFFile | None) -> str:
     """What `dtype` means for this model. Raises `ConfigError` on gguf for a model that has no blocks."""
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}{nearest(dtype, DTYPES)}")
     if dtype == "auto":
         return "gguf" if file is not None and stored_as_blocks(file) else "bfloat16"
     if dtype == "gguf" and file is None:
         raise ConfigError(
             "dtype 'gguf' keeps the blocks of a GGUF file, and this model is none: use 'bfloat16'"
         )
+    assert dtype == "gguf" or dtype in _FORMATS, "`load` asks for no dtype that the decoder lacks"
     return dtype
 
 
 def chosen_activations(activations: str, dtype: str) -> Activations:
     """What `activations` means for these weights. Raises `ConfigError` on a pair that has no kernel."""
-    if activations not in ACTIVATIONS:
-        raise ConfigError(
-            f"activations must be one of {', '.join(ACTIVATIONS)}, not {activations!r}"
-            f"{nearest(activations, ACTIVATIONS)}"
-        )
     if activations == "auto":
         return Activations.FLOAT32 if dtype == "float32" else Activations.BFLOAT16
     if (activations == "float32") != (dtype == "float32"):

@@ -9,8 +9,6 @@ import torch
 from outrider.core.protocols import TargetModel
 from outrider.models.native import NativeDecoder
 
-_NAMES = {"TorchDecoder": "torch", "HfTarget": "hf"}
-
 
 @dataclass(frozen=True)
 class Placement:
@@ -34,10 +32,18 @@ def placement_of(target: TargetModel) -> Placement:
         setup = target.setup
         activations = setup.activations.name.lower()
         return Placement("native", setup.dtype, activations, setup.isa, setup.threads, "cpu")
-    name = type(target).__name__
     dtype, device = getattr(target, "dtype", None), getattr(target, "device", None)
     precision = None if dtype is None else str(dtype).removeprefix("torch.")
     on_cpu = device is not None and torch.device(device).type == "cpu"
     threads = torch.get_num_threads() if on_cpu else None
     place = None if device is None else str(device)
-    return Placement(_NAMES.get(name, name), precision, precision, None, threads, place)
+    return Placement(_name_of(target), precision, precision, None, threads, place)
+
+
+def _name_of(target: TargetModel) -> str:
+    from outrider.models.hf import HfTarget
+    from outrider.models.torch_decoder import TorchDecoder
+
+    if isinstance(target, TorchDecoder):
+        return "torch"
+    return "hf" if isinstance(target, HfTarget) else type(target).__name__

@@ -1,0 +1,67 @@
+"""`NativeMatrices`: linear layers in the compiled library, for draft heads on the CPU."""
+
+from __future__ import annotations
+
+import os
+import weakref
+
+import torch
+
+from outrider.errors import ConfigError
+from outrider.models.native_library import Activations, Format, chosen_isa, library
+from outrider.models.openmp import pool_pause
+
+FORMATS = {"float32": Format.FLOAT32, "bfloat16": Format.BFLOAT16, "int8": Format.INT8}
+
+
+class NativeMatrices:
+    """Matrices packed once, each multiplied by one call, on threads of their own that sleep in between.
+
+    `dtype`: float32, bfloat16 (bfloat16 products, float32 sums) or int8 (groups of 32, int8 products). A row's result
+    depends on that row alone, bit for bit. Raises `NativeUnavailable` where the library is not there.
+    """
+
+    def __init__(self, dtype: str, threads: int | None = None) -> None:
+        if dtype not in FORMATS:
+            raise ConfigError(f"draft_dtype must be one of {', '.join(FORMATS)} here, not {dtype!r}")
+        self.dtype = dtype
+        self._library = library()
+        count = len(os.sched_getaffinity(0)) if threads is None else threads
+        isa = chosen_isa(self._library)
+        self._matrices = self._library.create_matrices(Activations[dtype.upper()], count, isa)
+        weakref.finalize(self, self._library.destroy_matrices, self._matrices)
+        self._pause_torch = pool_pause()
+        self.weight_bytes = 0
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeLinear:  # [out, in], [out]
+        """Packs a weight, which may be freed afterwards."""
+        numbers = weight.detach().to("cpu", torch.float32).contiguous()
+        outputs, inputs = numbers.shape
+        index = self._library.add_matrix(
+            self._matrices, FORMATS[self.dtype], outputs, inputs, numbers.data_ptr()
+        )
+        self.weight_bytes += outputs * inputs * {"float32": 32, "bfloat16": 16, "int8": 9}[self.dtype] // 8
+        held = None if bias is None else bias.detach().to("cpu", torch.float32)
+        return NativeLinear(self, index, outputs, held)
+
+    def multiply(self, index: int, x: torch.Tensor, outputs: int) -> torch.Tensor:  # [rows, in] -> [rows, outputs]
+        """Float32 rows by one matrix."""
+        rows = x.to(torch.float32).contiguous()
+        out = torch.empty(len(rows), outputs)
+        if len(rows):
+            self._pause_torch()
+            self._library.multiply(self._matrices, index, rows.data_ptr(), len(rows), out.data_ptr())
+        return out
+
+
+class NativeLinear:
+    """x [rows, in] -> [rows, out], float32."""
+
+    def __init__(
+        self, matrices: NativeMatrices, index: int, outputs: int, bias: torch.Tensor | None
+    ) -> None:
+        self._matrices, self._index, self._outputs, self._bias = matrices, index, outputs, bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = self._matrices.multiply(self._index, x, self._outputs)
+        return out if self._bias is None else out + self._bias
