@@ -16,7 +16,9 @@ class NodeValues:
     starts at a prior, which counts as `weight` nodes. One per sequence: what one text shows moves no draft of another.
     """
 
-    def __init__(self, priors: Mapping[Hashable, float], *, otherwise: float = 0.1, weight: float = 8.0) -> None:
+    def __init__(
+        self, priors: Mapping[Hashable, float], *, otherwise: float = 0.1, weight: float = 8.0
+    ) -> None:
         self._priors, self._otherwise, self._weight = priors, otherwise, weight
         self._kept: dict[Hashable, float] = {}
         self._reached: dict[Hashable, float] = {}
@@ -35,10 +37,13 @@ class NodeValues:
         for row in self._reached_rows(result):
             for node in result.draft.nodes.children[row]:
                 if node in kinds:
-                    kind = kinds[node]
-                    self._reached[kind] = self._reached.get(kind, 0.0) + 1.0
-                    if node in result.accepted:
-                        self._kept[kind] = self._kept.get(kind, 0.0) + 1.0
+                    self.count(kinds[node], kept=node in result.accepted)
+
+    def count(self, kind: Hashable, *, kept: bool) -> None:
+        """Counts one node whose parent was kept, or what it would have been."""
+        self._reached[kind] = self._reached.get(kind, 0.0) + 1.0
+        if kept:
+            self._kept[kind] = self._kept.get(kind, 0.0) + 1.0
 
     @staticmethod
     def _reached_rows(result: RoundResult) -> Sequence[int]:
