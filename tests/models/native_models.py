@@ -20,6 +20,7 @@ from outrider.models.gguf import GGUFFile
 from outrider.models.native import NativeDecoder
 from outrider.models.native_load import load_native
 from outrider.models.native_weights import matrix_plans, vector_plans
+from outrider.models.settings import RunSettings
 
 Quant = gguf.GGMLQuantizationType
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
@@ -76,26 +77,11 @@ def build(
     form: Form, folder: Path, *, arch: Arch = ARCH, threads: int = 1, taps: Sequence[int] = ()
 ) -> NativeDecoder:
     """The model in this form; a file of blocks is written to `folder` where the form wants one."""
+    settings = RunSettings(form.dtype, form.activations, threads, taps)
     if form.quant is None:
-        return load_native(
-            arch,
-            weights(arch),
-            None,
-            dtype=form.dtype,
-            activations=form.activations,
-            threads=threads,
-            taps=taps,
-        )
+        return load_native(arch, weights(arch), None, settings)
     file = GGUFFile(written(folder / f"{form.quant.name}.gguf", arch, weights(arch), form.quant))
-    return load_native(
-        file.arch(),
-        file.state(),
-        file,
-        dtype="gguf",
-        activations=form.activations,
-        threads=threads,
-        taps=taps,
-    )
+    return load_native(file.arch(), file.state(), file, settings)
 
 
 _GGUF_PARTS = {
@@ -166,9 +152,11 @@ def alone(target: TargetModel, tokens: Sequence[int]) -> torch.Tensor:  # [vocab
 
 def random_tree(chance: random.Random, nodes: int, vocab: int = ARCH.vocab_size) -> Draft:
     """Siblings differ; most nodes hang near the end, so that trees are deep as well as wide."""
-    tokens = chance.sample(range(vocab), nodes)
-    parents = [chance.choice([None, *range(max(0, i - 4), i)]) for i in range(nodes)]
-    return Draft.tree(tokens, parents)
+    drawn: dict[tuple[int | None, int], None] = {}  # (parent, token) of each node, in order
+    while len(drawn) < nodes:
+        parent = chance.choice([None, *range(max(0, len(drawn) - 4), len(drawn))])
+        drawn[parent, chance.randrange(vocab)] = None
+    return Draft.tree([token for _, token in drawn], [parent for parent, _ in drawn])
 
 
 def expect_same(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:  # [n, vocab] each

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from native_models import written
+from native_models import alone, prefilled, random_tree, weights, written
 
-from outrider.core.protocols import Chunk
 from outrider.core.records import EMPTY_DRAFT, Context, Draft, RoundResult
 from outrider.errors import OutriderError
 from outrider.models.arch import Arch, RopeKind, RopeScaling
@@ -21,7 +18,7 @@ from outrider.models.gguf import GGUFFile
 from outrider.models.native import NativeDecoder
 from outrider.models.native_library import NativeUnavailable, library
 from outrider.models.native_load import load_native
-from outrider.models.native_weights import matrix_plans, vector_plans
+from outrider.models.settings import RunSettings
 from outrider.models.torch_decoder import TorchDecoder
 
 try:
@@ -52,56 +49,19 @@ def random_arch(chance: random.Random, *, head_dim: int | None = None, whole_blo
     )  # fmt: skip
 
 
-def random_state(arch: Arch, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    state = {
-        plan.name: torch.randn(plan.outputs, plan.inputs, generator=generator) / math.sqrt(plan.inputs)
-        for plan in matrix_plans(arch)
-    }
-    for _, _, name, count in vector_plans(arch):
-        state[name] = torch.randn(count, generator=generator) * 0.2 + (0.0 if name.endswith("bias") else 1.0)
-    return state
-
-
-def random_tree(chance: random.Random, arch: Arch, nodes: int) -> Draft:
-    tokens, parents, seen = [], [], set()
-    while len(tokens) < nodes:
-        parent = chance.choice([None, *range(max(0, len(tokens) - 4), len(tokens))])
-        token = chance.randrange(arch.vocab_size)
-        if (parent, token) not in seen:
-            seen.add((parent, token))
-            tokens.append(token)
-            parents.append(parent)
-    return Draft.tree(tokens, parents)
-
-
-def prefilled(target, tokens: Sequence[int], sequence_id: int, cuts: Sequence[int] = ()) -> Context:
-    """A sequence of its own that holds all but the last token, prefilled in pieces that end at `cuts`."""
-    target.release(sequence_id)
-    ends = [*cuts, len(tokens) - 1]
-    for begin, end in zip([0, *ends], ends):
-        target.extend([Chunk(sequence_id, tokens[begin:end])])
-    return Context.of(tokens, sequence_id=sequence_id)
-
-
-def fresh(target, tokens: Sequence[int]) -> torch.Tensor:  # [vocab]
-    return target.score([prefilled(target, tokens, 99)], [EMPTY_DRAFT])[0].logits[0].clone()
-
-
 def expect_one_answer(target: NativeDecoder, chance: random.Random) -> None:
     """Chunks, widths, trees and neighbours around a page border, each against one row of a fresh sequence."""
     vocab = target.vocab_size
     length = PAGE * chance.randint(1, 2) + chance.randint(-6, 1)
     tokens = [chance.randrange(vocab) for _ in range(length + 8)]
-    expected = torch.stack([fresh(target, tokens[: length + i]) for i in range(9)])
-    cuts = sorted(chance.sample(range(1, length - 1), 3))
-    context = prefilled(target, tokens[:length], 0, cuts)
+    expected = torch.stack([alone(target, tokens[: length + i]) for i in range(9)])
+    context = prefilled(target, tokens[:length], chunk=chance.randint(3, length))
     wide = target.score([context], [Draft.chain(tokens[length:])])[0].logits
     assert torch.equal(wide, expected), "a chain differs from single rows"
-    tree = random_tree(chance, target.arch, chance.randint(2, 31))
+    tree = random_tree(chance, chance.randint(2, 31), vocab)
     nodes = sorted({*chance.sample(range(len(tree)), min(4, len(tree))), len(tree) - 1})
     branches = torch.stack(
-        [fresh(target, [*tokens[:length], *tree.nodes.path_tokens(node)]) for node in nodes]
+        [alone(target, [*tokens[:length], *tree.nodes.path_tokens(node)]) for node in nodes]
     )
     neighbour = prefilled(target, tokens[: chance.randint(2, length)], 1)
     chain = Draft.chain(tokens[: chance.randint(0, 5)])
@@ -114,7 +74,7 @@ def expect_one_answer(target: NativeDecoder, chance: random.Random) -> None:
     emitted = (*tree.nodes.path_tokens(kept[-1]), 1)
     target.commit([RoundResult(0, emitted, tuple(kept), tree, scores)])
     after = target.score([Context.of([*tokens[:length], *emitted])], [EMPTY_DRAFT])[0].logits[0]
-    assert torch.equal(after, fresh(target, [*tokens[:length], *emitted])), (
+    assert torch.equal(after, alone(target, [*tokens[:length], *emitted])), (
         "a kept path differs from a prefill"
     )
 
@@ -123,12 +83,12 @@ def expect_one_answer(target: NativeDecoder, chance: random.Random) -> None:
 def test_float32_is_near_the_pytorch_decoder_for_any_shape(head_dim: int):
     chance = random.Random(head_dim)
     arch = random_arch(chance, head_dim=head_dim)
-    state = random_state(arch, head_dim)
-    native = load_native(arch, state, None, dtype="float32", threads=2)
+    state = weights(arch, head_dim)
+    native = load_native(arch, state, None, RunSettings("float32", threads=2))
     plain = TorchDecoder(arch, state, dtype=torch.float32)
     tokens = [chance.randrange(arch.vocab_size) for _ in range(chance.randint(60, 140))]
-    tree = random_tree(chance, arch, 31)
-    contexts = [prefilled(target, tokens, 0, [7, 40]) for target in (native, plain)]
+    tree = random_tree(chance, 31, arch.vocab_size)
+    contexts = [prefilled(target, tokens, chunk=33) for target in (native, plain)]
     got, expected = (
         target.score([context], [tree])[0].logits for target, context in zip((native, plain), contexts)
     )
@@ -145,9 +105,9 @@ def test_every_precision_gives_one_answer(
     chance = random.Random(f"{dtype} {activations} {isa}")
     for _ in range(2):
         arch = random_arch(chance)
-        state = random_state(arch, chance.randrange(1000))
+        state = weights(arch, chance.randrange(1000))
         threads = chance.randint(1, 3)
-        target = load_native(arch, state, None, dtype=dtype, activations=activations, threads=threads)
+        target = load_native(arch, state, None, RunSettings(dtype, activations, threads))
         assert target.setup.isa == isa
         expect_one_answer(target, chance)
 
@@ -155,13 +115,13 @@ def test_every_precision_gives_one_answer(
 def test_threads_do_not_change_an_answer():
     chance = random.Random(4)
     arch = random_arch(chance, head_dim=20)
-    state = random_state(arch, 4)
+    state = weights(arch, 4)
     tokens = [chance.randrange(arch.vocab_size) for _ in range(70)]
     for dtype, activations in PRECISIONS:
         rows = []
         for threads in (1, 2, 3):
-            target = load_native(arch, state, None, dtype=dtype, activations=activations, threads=threads)
-            context = prefilled(target, tokens, 0)
+            target = load_native(arch, state, None, RunSettings(dtype, activations, threads))
+            context = prefilled(target, tokens)
             rows.append(target.score([context], [Draft.chain(tokens[:9])])[0].logits.clone())
         assert torch.equal(rows[0], rows[1]), f"{dtype} with {activations} inputs on 2 threads"
         assert torch.equal(rows[0], rows[2]), f"{dtype} with {activations} inputs on 3 threads"
@@ -169,7 +129,7 @@ def test_threads_do_not_change_an_answer():
 
 def opened(path: Path, activations: str) -> NativeDecoder:
     file = GGUFFile(path)
-    return load_native(file.arch(), file.state(), file, dtype="gguf", activations=activations, threads=2)
+    return load_native(file.arch(), file.state(), file, RunSettings("gguf", activations, threads=2))
 
 
 @pytest.mark.parametrize("activations", ["bfloat16", "int8"])
@@ -179,14 +139,14 @@ def test_blocks_of_a_file_give_one_answer_near_the_pytorch_decoder(
 ):
     chance = random.Random(f"{quant.name} {activations}")
     arch = random_arch(chance, whole_blocks=True)
-    path = written(tmp_path / "m.gguf", arch, random_state(arch, 3), quant)
+    path = written(tmp_path / "m.gguf", arch, weights(arch, 3), quant)
     target = opened(path, activations)
     expect_one_answer(target, chance)
     file = GGUFFile(path)
     plain = TorchDecoder(file.arch(), file.state(), dtype=torch.float32)
     tokens = [chance.randrange(arch.vocab_size) for _ in range(40)]
     got, expected = (
-        each.score([prefilled(each, tokens, 0)], [Draft.chain(tokens[:20])])[0].logits
+        each.score([prefilled(each, tokens)], [Draft.chain(tokens[:20])])[0].logits
         for each in (target, plain)
     )
     assert (got - expected).abs().mean() < 0.05 * expected.abs().mean()
@@ -196,7 +156,7 @@ def test_blocks_of_a_file_give_one_answer_near_the_pytorch_decoder(
 def test_damaged_files_are_refused_or_computed_but_never_crash(tmp_path: Path, quant: Quant):
     chance = random.Random(quant.name)
     arch = random_arch(chance, whole_blocks=True)
-    whole = written(tmp_path / "m.gguf", arch, random_state(arch, 5), quant).read_bytes()
+    whole = written(tmp_path / "m.gguf", arch, weights(arch, 5), quant).read_bytes()
     header = whole.rindex(b"output_norm") + 60
     broken = tmp_path / "broken.gguf"
     refused: list[str] = []
@@ -211,7 +171,7 @@ def test_damaged_files_are_refused_or_computed_but_never_crash(tmp_path: Path, q
         except OutriderError as error:
             refused.append(str(error))
             continue
-        scores = target.score([prefilled(target, [1, 2, 3, 4], 0)], [random_tree(chance, arch, 9)])
+        scores = target.score([prefilled(target, [1, 2, 3, 4])], [random_tree(chance, 9, target.vocab_size)])
         assert scores[0].logits.shape == (10, target.vocab_size)
         computed += 1
     assert len(refused) > 5
@@ -222,7 +182,7 @@ def test_damaged_files_are_refused_or_computed_but_never_crash(tmp_path: Path, q
 def test_blocks_with_the_lowest_level_and_odd_scales_give_one_answer(tmp_path: Path):
     chance = random.Random(8)
     arch = random_arch(chance, whole_blocks=True)
-    path = written(tmp_path / "m.gguf", arch, random_state(arch, 6), Quant.Q8_0)
+    path = written(tmp_path / "m.gguf", arch, weights(arch, 6), Quant.Q8_0)
     data = bytearray(path.read_bytes())
     levels = np.frombuffer(data, dtype=np.int8)
     start = len(data) // 2

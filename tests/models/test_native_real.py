@@ -22,6 +22,7 @@ from outrider.models.load import load, load_arch, load_state, resolve
 from outrider.models.native import NativeDecoder
 from outrider.models.native_library import NativeUnavailable, library
 from outrider.models.native_load import load_native
+from outrider.models.settings import RunSettings
 
 try:
     library()
@@ -43,9 +44,7 @@ def state() -> Mapping[str, torch.Tensor]:
 
 def decoder(state: Mapping[str, torch.Tensor], dtype: str, activations: str, threads: int) -> NativeDecoder:
     source = resolve(NAME)
-    return load_native(
-        load_arch(source), state, source.gguf, dtype=dtype, activations=activations, threads=threads
-    )
+    return load_native(load_arch(source), state, source.gguf, RunSettings(dtype, activations, threads))
 
 
 @pytest.mark.parametrize(("dtype", "activations"), PRECISIONS)
