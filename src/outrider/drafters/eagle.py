@@ -66,7 +66,8 @@ class EagleDrafter:
         return grown
 
     def observe(self, results: Sequence[RoundResult]) -> None:
-        """Features of what became certain wait for the next draft."""
+        """Counts which guesses were kept; features of what became certain wait for the next draft."""
+        self._growth.observe(results)
         for result in results:
             known = self._known.get(result.sequence_id)
             if known is not None and not known.closed:
@@ -82,6 +83,7 @@ class EagleDrafter:
             self.head.fork(parent_id, sequence_id, child.held)
 
     def forget(self, sequence_id: int) -> None:
+        self._growth.forget(sequence_id)
         if self._known.pop(sequence_id, None) is not None:
             self.head.release(sequence_id)
 
