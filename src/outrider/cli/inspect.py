@@ -1,8 +1,10 @@
-"""`outrider inspect`: what a model is, what is promised of its texts, and whether a draft model fits it."""
+"""`outrider inspect`: what a model or a draft head is, what is promised of its texts, and whether a draft fits it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,25 +16,31 @@ from outrider.cli.report import items, placement, print_json
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
+    from outrider.models.heads import Head
 
 
 @click.command()
 @click.argument("model")
-@click.option("--draft", metavar="MODEL", help="Checks whether this model can draft for MODEL.")
+@click.option("--draft", metavar="MODEL", help="Checks whether this model or head can draft for MODEL.")
 @click.option("--draft-dtype", metavar="NAME", help="The draft's dtype, as --dtype; auto by default.")
 @click.option("--draft-device", metavar="NAME", help="The draft's device: cpu (default) or cuda.")
 @click.option("--json", "as_json", is_flag=True, help="Prints one JSON object and nothing else.")
 @engine_options
 def inspect(model: str, draft: str | None, as_json: bool, **given: Any) -> int:
-    """Describes MODEL. With --draft, exits with 1 when the pair is incompatible."""
+    """Describes MODEL: a model, or a folder with a draft head. With --draft, exits with 1 when the two do not fit."""
     for option in ("draft_dtype", "draft_device"):
         if draft is None and given[option] is not None:
             flag = f"--{option.replace('_', '-')}"
             raise click.UsageError(f"{flag} needs --draft: there is no draft to place")
-    llm = EngineSettings.of(model, given).open()
-    report = describe(llm)
-    if draft is not None:
-        report["pair"] = _pair(llm, draft, given)
+    if _is_head(model):
+        if draft is not None:
+            raise click.UsageError(f"{model} is a draft head: give the target first and the head by --draft")
+        report = _read_and_describe(model)
+    else:
+        llm = EngineSettings.of(model, given).open()
+        report = describe(llm)
+        if draft is not None:
+            report["pair"] = (_head_pair if _is_head(draft) else _pair)(llm, draft, given)
     if as_json:
         print_json(report)
     else:
@@ -63,6 +71,38 @@ def describe(llm: LLM) -> dict[str, Any]:
     }
 
 
+def describe_head(head: Head) -> dict[str, Any]:
+    """The facts of a draft head, ready for JSON; `findings` says what its files left open and how it was settled."""
+    config = asdict(head.config)
+    layer = config.pop("arch", None)
+    if layer is not None:
+        layer["rope_scaling"]["kind"] = layer["rope_scaling"]["kind"].value
+        config["layer"] = layer
+    return {
+        "method": head.method,
+        **config,
+        "token_map": head.token_map is not None,
+        "own_embedding": "embed_tokens.weight" in head.tensors,
+        "parameters": sum(tensor.numel() for tensor in head.tensors.values()),
+        "findings": list(head.findings),
+    }
+
+
+def _is_head(name: str) -> bool:
+    """Whether the name is a folder with a draft head. A hub id is taken for a model."""
+    if not Path(name).is_dir():
+        return False
+    from outrider.models.head_formats.read import is_head
+
+    return is_head(Path(name))
+
+
+def _read_and_describe(name: str) -> dict[str, Any]:
+    from outrider.models.heads import read_head
+
+    return describe_head(read_head(name))
+
+
 def _family(target: Any) -> str | None:
     """The architecture's name: ours, or the one in the configuration of a transformers model."""
     if hasattr(target, "arch"):
@@ -88,6 +128,30 @@ def _pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"verdict": found.verdict, "first_difference": found.first_difference, "draft": placement(model)}
 
 
+def _head_pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict on a target and a draft head, by their sizes alone."""
+    from outrider.core.protocols import TappedTarget
+    from outrider.errors import ModelLoadError, PairError
+    from outrider.models.heads import check_head, read_head
+
+    head, target = read_head(draft), llm.target
+    if not isinstance(target, TappedTarget):
+        difference = "the target shows no hidden states to a head"
+    else:
+        difference = None
+        try:
+            check_head(
+                head,
+                vocab_size=target.vocab_size,
+                hidden_size=target.hidden_size,
+                num_layers=target.num_layers,
+            )
+        except (ModelLoadError, PairError) as error:
+            difference = str(error)
+    verdict = "compatible" if difference is None else "incompatible"
+    return {"verdict": verdict, "first_difference": difference, "draft": describe_head(head)}
+
+
 def _print_table(report: dict[str, Any]) -> None:
     width = max(map(len, report))
     for name, value in report.items():
@@ -96,6 +160,8 @@ def _print_table(report: dict[str, Any]) -> None:
             shown = "-"
         elif isinstance(value, dict):
             shown = ", ".join(items(value))
+        elif isinstance(value, list):
+            shown = ("\n" + " " * (width + 2)).join(map(str, value)) or "-"
         elif isinstance(value, bool):
             shown = "yes" if value else "no"
         click.echo(f"{name:<{width}}  {shown}")

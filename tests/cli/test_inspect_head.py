@@ -1,0 +1,46 @@
+"""`outrider inspect` on draft heads, alone and beside a target."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+
+def save_head(folder, vocab_size: int, hidden_size: int) -> None:
+    """Three Medusa heads in the v1 form, though their config speaks of two."""
+    state = {}
+    for head in range(3):
+        state[f"{head}.0.linear.weight"] = torch.zeros(hidden_size, hidden_size)
+        state[f"{head}.0.linear.bias"] = torch.zeros(hidden_size)
+        state[f"{head}.1.weight"] = torch.zeros(vocab_size, hidden_size)
+    save_file(state, folder / "medusa_lm_head.safetensors")
+    (folder / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
+
+
+def test_inspect_describes_a_head_and_what_its_files_reveal(outrider, tmp_path) -> None:
+    save_head(tmp_path, 256, 8)
+    done = outrider("inspect", str(tmp_path), "--json")
+    report = json.loads(done.out)
+    assert (done.code, done.err) == (0, "")
+    assert (report["method"], report["heads"], report["vocab_size"]) == ("medusa", 3, 256)
+    assert report["findings"] == ["medusa_num_heads is 2, but the file has 3 heads: the tensors count"]
+    assert "the file has 3 heads" in outrider("inspect", str(tmp_path)).out
+    refused = outrider("inspect", str(tmp_path), "--draft", "toy")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "is a draft head: give the target first" in refused.err
+
+
+@pytest.mark.parametrize(("vocab_size", "code"), [(256, 0), (255, 1)])
+def test_inspect_judges_a_head_by_the_sizes_of_the_target(
+    outrider, target, tmp_path, vocab_size, code
+) -> None:
+    save_head(tmp_path, vocab_size, target.hidden_size)
+    done = outrider("inspect", "toy", "--draft", str(tmp_path), "--json")
+    assert done.code == code, done.err
+    pair = json.loads(done.out)["pair"]
+    assert pair["verdict"] == ("incompatible" if code else "compatible")
+    assert pair["draft"]["heads"] == 3
+    assert not code or "a vocabulary of 255 tokens, the target has 256" in pair["first_difference"]
