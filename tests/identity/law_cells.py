@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from changing import ChangingController
@@ -18,12 +19,19 @@ from outrider.core.rules import RejectionMethod, RuleBook
 from outrider.core.sampling import SamplingParams
 from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.growth import SampleMethod
 from outrider.drafters.lookup import NgramDrafter
+from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.self_draft import SelfDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
+from outrider.models.eagle_head import EagleHead
+from outrider.models.head_cache import CachedHead
 from outrider.testing.rule_contract import law_of_texts
+from outrider.testing.scripted_medusa import random_medusa
+from outrider.testing.tiny_head import tiny_eagle3
 from outrider.testing.toy import ToyTarget
 
 VOCAB = 3
@@ -95,6 +103,36 @@ def ngram(target: ToyTarget) -> Drafter:
     return NgramDrafter(1, 3)
 
 
+@cache
+def eagle_module() -> EagleHead:
+    """One head for all targets of these suites, which speak the same language."""
+    return tiny_eagle3(tiny_target()).head
+
+
+def eagle(topk: int = 1) -> Callable[[ToyTarget], Drafter]:
+    def build(target: ToyTarget) -> Drafter:
+        target.tap(eagle_module().taps)
+        return EagleDrafter(CachedHead(eagle_module()), target_vocab_size=VOCAB, topk=topk)
+
+    return build
+
+
+def suffix(topk: int = 1) -> Callable[[ToyTarget], Drafter]:
+    """Suffix drafts that stop at nothing."""
+    return lambda target: SuffixDrafter(min_token_prob=0.0, max_spec_factor=4.0, topk=topk)
+
+
+def medusa(topk: int = 1) -> Callable[[ToyTarget], Drafter]:
+    """Random heads on the target's last hidden state."""
+
+    def build(target: ToyTarget) -> Drafter:
+        target.tap([target.num_layers])
+        heads = random_medusa(target, heads=3)
+        return MedusaDrafter(heads, tap=target.num_layers, target_vocab_size=VOCAB, topk=topk)
+
+    return build
+
+
 STANDARD, BLOCK, TRAVERSAL = RejectionMethod.STANDARD, RejectionMethod.BLOCK, RejectionMethod.TRAVERSAL
 
 CELLS = (
@@ -107,13 +145,25 @@ CELLS = (
     Cell("tree, standard", model(2), TREE, method=STANDARD),
     Cell("ngram, block", ngram),
     Cell("ngram, standard", ngram, method=STANDARD),
+    Cell("suffix, block", suffix(), method=BLOCK),
+    Cell("suffix, standard", suffix(), method=STANDARD),
+    Cell("suffix tree", suffix(2), TREE),
+    Cell("model, then suffix", lambda target: ChainedDrafter([short_sighted_model(target), suffix()(target)])),
     Cell("greedy tree", model(2, SampleMethod.GREEDY), TREE),
     Cell("changing length, block", model(), changing=True),
     Cell("changing length, tree", model(2), Budget(3, 5), changing=True),
     Cell("same text, changing length", model(), guarantee=Guarantee.SAME_TEXT, changing=True),
     Cell("ngram, then model", lambda target: ChainedDrafter([NgramDrafter(3, 4), model()(target)])),
     Cell("model, then ngram", lambda target: ChainedDrafter([short_sighted_model(target), ngram(target)])),
+    Cell("medusa, chain", medusa()),
+    Cell("medusa, tree", medusa(2), TREE),
+    Cell("medusa, tree, standard", medusa(2), TREE, method=STANDARD),
+    Cell("same text, medusa tree", medusa(2), TREE, guarantee=Guarantee.SAME_TEXT),
     Cell("self-drafting tree", lambda target: SelfDrafter.early_exit(target, 2, topk=2), TREE),
+    Cell("eagle chain, block", eagle()),
+    Cell("eagle tree, traversal", eagle(2), TREE),
+    Cell("eagle, changing length", eagle(), changing=True),
+    Cell("same text, eagle tree", eagle(2), TREE, guarantee=Guarantee.SAME_TEXT),
 )
 
 

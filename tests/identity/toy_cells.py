@@ -17,13 +17,19 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence as Running
 from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.lookup import NgramDrafter
+from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.self_draft import SelfDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.controller import Controller, FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.testing.oracle import OracleText, oracle_text
 from outrider.testing.scripted import ScriptedDrafter
+from outrider.testing.scripted_head import ScriptedHead
+from outrider.testing.scripted_medusa import ScriptedMedusa, random_medusa
+from outrider.testing.tiny_head import tiny_eagle, tiny_eagle3
 from outrider.testing.toy import ToyTarget
 
 VOCAB = 24
@@ -127,9 +133,48 @@ def _scripted(corrupted: float, width: int) -> Factory:
     )
 
 
+def _eagle(topk: int) -> Factory:
+    return lambda target, jobs: EagleDrafter(tiny_eagle(target), target_vocab_size=VOCAB, topk=topk)
+
+
+def _eagle3(topk: int) -> Factory:
+    return lambda target, jobs: EagleDrafter(
+        tiny_eagle3(target, draft_vocab=17), target_vocab_size=VOCAB, topk=topk
+    )
+
+
+def _scripted_head(topk: int) -> Factory:
+    def build(target: ToyTarget, jobs: Sequence[Job]) -> Drafter:
+        head = ScriptedHead(
+            {job.request.request_id: job.text for job in jobs}, vocab_size=VOCAB, corrupted=0.3
+        )
+        target.tap(head.taps)
+        return EagleDrafter(head, target_vocab_size=VOCAB, topk=topk)
+
+    return build
+
+
+def _scripted_medusa(topk: int) -> Factory:
+    def build(target: ToyTarget, jobs: Sequence[Job]) -> Drafter:
+        target.tap([target.num_layers])
+        texts = {job.request.request_id: job.text for job in jobs}
+        return ScriptedMedusa(texts, tap=target.num_layers, vocab_size=VOCAB, heads=8, topk=topk)
+
+    return build
+
+
+def _random_medusa(target: ToyTarget, jobs: Sequence[Job]) -> Drafter:
+    target.tap([target.num_layers])
+    heads = random_medusa(target, heads=8)
+    return MedusaDrafter(heads, tap=target.num_layers, target_vocab_size=VOCAB, topk=3)
+
+
 METHODS = (
     Method("none", lambda target, jobs: NoDrafter()),
     Method("ngram", lambda target, jobs: NgramDrafter()),
+    Method("suffix", lambda target, jobs: SuffixDrafter(min_token_prob=0.02)),
+    Method("suffix, tree", lambda target, jobs: SuffixDrafter(min_token_prob=0.02, topk=3), width=3),
+    Method("suffix, shared", lambda target, jobs: SuffixDrafter(min_token_prob=0.02, share_requests=True)),
     Method("draft = target, chain", _model(0.0, 1), good=True),
     Method("draft = target, tree", _model(0.0, 3), width=3, good=True),
     Method("imitation, chain", _model(0.3, 1), good=True),
@@ -144,10 +189,23 @@ METHODS = (
     Method("scripted tree, all right", _scripted(0.0, 3), width=3, good=True),
     Method("scripted tree, 30 % wrong", _scripted(0.3, 3), width=3),
     Method("scripted tree, all wrong", _scripted(1.0, 3), width=3),
+    Method("medusa, 30 % wrong", _scripted_medusa(1)),
+    Method("medusa tree, 30 % wrong", _scripted_medusa(2), width=5, good=True),
+    Method("medusa tree, random heads", _random_medusa, width=8),
     Method("ngram, then imitation", lambda target, jobs: ChainedDrafter(
         [NgramDrafter(), _model(0.3, 1)(target, jobs)]), good=True),
+    Method("imitation, then suffix", lambda target, jobs: ChainedDrafter(
+        [_model(0.3, 1)(target, jobs), SuffixDrafter(min_token_prob=0.02)]), good=True),
     Method("imitation, then ngram", lambda target, jobs: ChainedDrafter(
         [_model(0.3, 1)(target, jobs), NgramDrafter()]), good=True),
+    Method("eagle, chain", _eagle(1)),
+    Method("eagle, tree", _eagle(3), width=3),
+    Method("eagle3, chain", _eagle3(1)),
+    Method("eagle3, tree", _eagle3(3), width=3),
+    Method("head 30 % wrong, chain", _scripted_head(1)),
+    Method("head 30 % wrong, tree", _scripted_head(3), width=3, good=True),
+    Method("ngram, then eagle3", lambda target, jobs: ChainedDrafter(
+        [NgramDrafter(), _eagle3(1)(target, jobs)], target.taps)),
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import torch
@@ -10,8 +10,11 @@ from torch import nn
 from torch.nn import functional
 
 from outrider.core.records import TokenWeights
-from outrider.errors import ConfigError, ModelLoadError
+from outrider.errors import ModelLoadError
 from outrider.models.heads import Head, MedusaConfig
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""A matrix product: [rows, in] -> [rows, out]."""
 
 
 class MedusaHeads(nn.Module):
@@ -21,8 +24,8 @@ class MedusaHeads(nn.Module):
     over the draft vocabulary (2401.10774, 2.1). The parameters have the names of `Head.tensors`; the final norm and
     the token map are the target's and the file's, and are not trained.
 
-    Copies the tensors of `head` as `dtype` onto `device`. Raises `ConfigError` where the heads do not fit the
-    target's hidden states, `ModelLoadError` where a tensor is missing, unknown or of another shape.
+    Copies the tensors of `head` as `dtype` onto `device`. Raises `ModelLoadError` where the heads do not fit the
+    target's hidden states, or a tensor is missing, unknown or of another shape.
     """
 
     norm: torch.Tensor  # [hidden]
@@ -35,7 +38,7 @@ class MedusaHeads(nn.Module):
         self.config = head.config
         hidden = weights.norm.shape[0]
         if head.config.hidden != hidden:
-            raise ConfigError(
+            raise ModelLoadError(
                 f"{head.name or 'the Medusa heads'} read states of {head.config.hidden} numbers, the target's "
                 f"have {hidden}: choose heads that were trained on this target"
             )
@@ -49,7 +52,7 @@ class MedusaHeads(nn.Module):
         self.register_buffer(
             "token_map", None if head.token_map is None else head.token_map.to(device), persistent=False
         )
-        self._norm_eps = weights.norm_eps
+        self._norm_eps, self._dtype = weights.norm_eps, dtype
 
     @property
     def count(self) -> int:
@@ -66,11 +69,26 @@ class MedusaHeads(nn.Module):
 
     def target_rows(self, states: torch.Tensor, count: int | None = None) -> torch.Tensor:
         """`forward` over the target's ids, [n, count, vocab]: -inf where a token is not in the draft vocabulary."""
-        logits = self(states, count)
+        logits: torch.Tensor = self(states, count)
         if self.token_map is None:
-            return cast(torch.Tensor, logits)
+            return logits
         rows = logits.new_full((*logits.shape[:2], self.config.vocab_size), -torch.inf)
         return rows.index_copy(2, self.token_map, logits)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors as they are now, under the names of `Head.tensors`."""
+        return {name: parameter.detach() for name, parameter in self.named_parameters()}
+
+    def swap_products(self, make: Callable[[torch.Tensor, torch.Tensor | None], Product]) -> None:
+        """Puts `make(weight, bias)` in the place of every matrix product, and frees the module's own matrix.
+
+        For inference alone: the heads can no longer be trained or exported.
+        """
+        for head in cast("list[nn.ModuleDict]", list(self.heads)):
+            for name, linear in list(head.items()):
+                assert isinstance(linear, nn.Linear), "products are swapped once"
+                bias = None if linear.bias is None else linear.bias.detach()
+                head[name] = _Swapped(make(linear.weight.detach(), bias))
 
     def _normed(self, states: torch.Tensor) -> torch.Tensor:  # [n, hidden] -> [n, hidden]
         x = states.to(self.norm.device, self.norm.dtype)
@@ -79,10 +97,21 @@ class MedusaHeads(nn.Module):
 
     def _speak(self, index: int, normed: torch.Tensor) -> torch.Tensor:  # [n, hidden] -> [n, draft_vocab]
         head = cast(nn.ModuleDict, self.heads[index])
-        x = normed.to(cast(nn.Linear, head["out"]).weight.dtype)
+        x = normed.to(self._dtype)
         for layer in range(self.config.layers):
             x = x + functional.silu(head[str(layer)](x))
         return cast(torch.Tensor, head["out"](x))
+
+
+class _Swapped(nn.Module):
+    """A matrix product that is no torch module of its own."""
+
+    def __init__(self, product: Product) -> None:
+        super().__init__()
+        self._product = product
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [rows, in] -> [rows, out]
+        return self._product(x)
 
 
 def untrained_head(

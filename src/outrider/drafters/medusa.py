@@ -1,0 +1,210 @@
+"""`MedusaDrafter`: drafts every depth at once from the hidden state of the newest cached token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from outrider.core.largest import largest
+from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Law
+from outrider.core.noise import Place
+from outrider.core.records import Budget, Context, Draft, Guarantee, RoundResult
+from outrider.core.target_law import host_row
+from outrider.drafters.growth import SampleMethod
+from outrider.drafters.plant import Plant
+from outrider.drafters.rank_tree import Ranks, likeliest_tree
+from outrider.drafters.values import NodeValues
+from outrider.errors import ConfigError, ScoreError
+
+# How often a child was kept whose parent was, before a text has shown its own share. The paper's first head is right
+# with its first rank in some 60 % of the places, with one of its first five in over 80 % (2401.10774, 2.1.2). Heads
+# further on are right less often: at this rate the likeliest tree of 63 nodes keeps about 1.5 of them a pass, as
+# others measured of the paper's (2503.01840, table 1: Vicuna 13B at temperature 0).
+_FIRST, _NEXT_RANK, _NEXT_HEAD = 0.6, 0.25, 0.75
+
+
+class Heads(Protocol):
+    """Heads on one hidden state, as `MedusaHeads`: head i speaks of the token i + 2 places after the state's own."""
+
+    @property
+    def count(self) -> int:
+        """How many heads there are."""
+
+    def target_rows(self, states: torch.Tensor, count: int) -> torch.Tensor:
+        """Logits [n, count, vocab] of the first `count` heads over the target's ids, from states [n, hidden]."""
+
+
+class MedusaDrafter:
+    """Drafts with Medusa heads (2401.10774); of a sequence it keeps one hidden state, and that of its prompt's end.
+
+    Between rounds the newest state is that of the token before the pending one: the target's own head speaks of the
+    pending token from it, so head i speaks of the token i + 1 places after the pending one, whatever is drafted in
+    between. `tap` is the target's number of layers: the state before its final norm, which the heads apply.
+
+    The shape of a tree is settled before any token is chosen, by the measured chance of each head's ranks in this
+    text (`likeliest_tree`, `NodeValues`). Tokens come from the law of the request, with all its processors, applied
+    to the head's row:
+    * temperature 0 and `SampleMethod.GREEDY`: the most probable, point masses;
+    * `same_text`: the best under the noise that the target will use (docs/exactness.md), point masses;
+    * `same_distribution`: drawn from the law that the draft claims.
+
+    A draft is no deeper than there are heads. There is none where the state is not known: behind a prompt of one token,
+    and for one round after a fork at a place whose state was not kept; nor past `max_length` tokens. `limits` counts
+    such rounds by reason. Raises `ConfigError` on a `topk` below 1.
+    """
+
+    def __init__(self, heads: Heads, *, tap: int, target_vocab_size: int, topk: int = 1,
+                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC,
+                 max_length: int | None = None) -> None:  # fmt: skip
+        if topk < 1:
+            raise ConfigError(f"topk must be at least 1, not {topk}")
+        self.taps = (tap,)
+        self.limits: Counter[str] = Counter()
+        self._heads, self._window = heads, max_length
+        self._vocab_size, self._topk, self._sample_method = target_vocab_size, topk, sample_method
+        self._priors: dict[Hashable, float] = {
+            (depth, rank): _FIRST * _NEXT_HEAD**depth * _NEXT_RANK**rank
+            for depth in range(heads.count)
+            for rank in range(topk)
+        }
+        self._known: dict[int, _Known] = {}
+
+    def ingest(self, context: Context, features: torch.Tensor | None) -> None:
+        assert features is not None, "the target is tapped before its final norm"
+        known = self._of(context.sequence_id)
+        if len(features):
+            known.newest = known.prompt = _Read(known.newest.length + len(features), features[-1, 0].clone())
+
+    def propose(
+        self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft]
+    ) -> list[Draft]:
+        return [self._extended(*job) for job in zip(contexts, budgets, drafts)]
+
+    def observe(self, results: Sequence[RoundResult]) -> None:
+        for result in results:
+            assert result.features is not None, "the target is tapped before its final norm"
+            known = self._of(result.sequence_id)
+            kept = len(result.kept)  # their features follow that of the token that was pending
+            known.newest = _Read(known.newest.length + 1 + kept, result.features[kept, 0].clone())
+            known.values.observe(result, known.kinds)
+            known.kinds = {}
+
+    def fork(self, parent_id: int, sequence_id: int, length: int) -> None:
+        parent = self._known.get(parent_id) or _Known(NodeValues({}))
+        seen = next(
+            (read for read in (parent.newest, parent.prompt) if read.length == length), _Read(length, None)
+        )
+        self._known[sequence_id] = _Known(NodeValues(self._priors), seen, seen)
+
+    def forget(self, sequence_id: int) -> None:
+        self._known.pop(sequence_id, None)
+
+    def _of(self, sequence_id: int) -> _Known:
+        known = self._known.get(sequence_id)
+        if known is None:
+            known = self._known[sequence_id] = _Known(NodeValues(self._priors))
+        return known
+
+    def _extended(self, context: Context, budget: Budget, draft: Draft) -> Draft:
+        known = self._of(context.sequence_id)
+        known.kinds = {}
+        depth = min(budget.depth, self._heads.count)
+        if not draft.nodes.is_chain or budget.nodes <= len(draft) or depth <= len(draft):
+            return draft
+        if self._window is not None:
+            depth = min(depth, self._window - len(context.tokens))
+            if depth <= len(draft):
+                self.limits["draft_context_window"] += 1
+                return draft
+        state = known.newest.state
+        if state is None:
+            self.limits["draft_features"] += 1
+            return draft
+        assert known.newest.length == len(context.tokens) - 1, "every round is observed"
+        with torch.no_grad():  # one state at a time, so that its rows are the same in any batch
+            rows = self._heads.target_rows(state[None], depth)[0]
+        plant = Plant(context, Budget(depth, budget.nodes), draft)
+        self._grow(plant, rows, self._shape(known.values, len(draft), depth, budget.nodes - len(draft)))
+        known.kinds = plant.kinds
+        return plant.draft()
+
+    def _shape(self, values: NodeValues, start: int, depth: int, nodes: int) -> Mapping[Ranks, int]:
+        """The likeliest tree below a chain of `start` tokens."""
+        chances = [
+            [values.chance((head, rank)) for rank in range(self._topk)] for head in range(start, depth)
+        ]
+        return likeliest_tree(chances, nodes)
+
+    def _grow(self, plant: Plant, rows: torch.Tensor, shape: Mapping[Ranks, int]) -> None:  # [depth, vocab]
+        level: list[tuple[Ranks, int]] = [((), plant.frontier[0])]
+        while level:
+            below: list[tuple[Ranks, int]] = []
+            for ranks, row in level:
+                head = plant.depths[row]
+                tokens, law = self._children(plant, row, rows[head], shape[ranks])
+                kinds = [(head, rank) for rank in range(len(tokens))]
+                plant.add(row, tokens, law, [0.0] * len(tokens), kinds)
+                new_rows = plant.frontier[len(plant.frontier) - len(tokens) :]
+                below += [
+                    ((*ranks, rank), new) for rank, new in enumerate(new_rows) if (*ranks, rank) in shape
+                ]
+            level = below
+
+    def _children(
+        self, plant: Plant, row: int, logits: torch.Tensor, count: int
+    ) -> tuple[Sequence[int], Law]:
+        """`count` tokens below a row by the logits [head's vocab] of its depth; fewer where the law holds fewer."""
+        context, logits = plant.context, _fitted(logits, self._vocab_size)
+        try:
+            law = context.law.node(logits, plant.path_tokens(row))
+        except ScoreError:
+            return (), POINT_MASS  # the target decides here
+        if law.greedy:
+            return _around(law.token(0), logits, count), POINT_MASS
+        if self._sample_method is SampleMethod.GREEDY:
+            return [law.token(index) for index in largest(law.logits, count).tolist()], POINT_MASS
+        place = Place(plant.depths[row], row)
+        if context.guarantee is Guarantee.SAME_TEXT:
+            return context.noise.ranked(law, count, place), POINT_MASS
+        claim = Drawn(law.probs) if count == 1 else DrawnWithoutReplacement(law.probs)
+        return context.noise.draw(law, count, place), claim
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """The hidden state [hidden] of the last of the first `length` tokens; None where it was not seen."""
+
+    length: int = 0
+    state: torch.Tensor | None = None
+
+
+@dataclass(eq=False)
+class _Known:
+    """A sequence: its chances, its newest state, the state at its prompt's end, from which siblings start, and what
+    is known of the nodes drafted last."""
+
+    values: NodeValues
+    newest: _Read = _Read()
+    prompt: _Read = _Read()
+    kinds: Mapping[int, Hashable] = field(default_factory=dict)
+
+
+def _fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:  # [head's vocab] -> [vocab_size]
+    """The row over the target's ids: padding beyond either vocabulary is never drafted."""
+    missing = vocab_size - logits.shape[0]
+    if missing <= 0:
+        return logits[:vocab_size]
+    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+
+
+def _around(best: int, logits: torch.Tensor, count: int) -> list[int]:  # [vocab]
+    """The token of a greedy law, then the best others of the raw row, which its processors do not see."""
+    if count == 1:
+        return [best]
+    row = host_row(logits)
+    others = [token for token in largest(row, count).tolist() if token != best and row[token] > -torch.inf]
+    return [best, *others[: count - 1]]
