@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 
@@ -204,7 +205,18 @@ def test_a_closed_pipe_is_quiet(outrider, target, monkeypatch, capsys) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr(sys.stdout, "write", closed)
-    with pytest.raises(SystemExit) as ended:
-        outrider("generate", "toy", "ab")
-    assert ended.value.code == 1
+    assert outrider("generate", "toy", "ab").code == 141
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"], ["--n", "2"]])
+def test_a_full_disk_is_one_line(outrider, target, monkeypatch, arguments) -> None:
+    def full(text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys.stdout, "write", full)
+    failed = outrider("generate", "toy", "ab", *arguments)
+    assert (failed.code, failed.err) == (
+        74,
+        "error: the output cannot be written (No space left on device): make room for it\n",
+    )

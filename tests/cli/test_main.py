@@ -100,6 +100,42 @@ def test_a_usage_error_is_one_line_that_names_the_cure(outrider, arguments: list
     assert told in failed.err
 
 
+def started(arguments: list[str], **streams: object) -> tuple[int, str]:
+    """Exit code and standard error of the command as the shell starts it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "outrider", *arguments], stderr=subprocess.PIPE, text=True, **streams
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_pipe_whose_reader_has_gone_ends_quietly() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        assert started(["--help"], stdout=writing) == (141, "")
+    finally:
+        os.close(writing)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk_is_one_line_and_no_complaint_of_python_at_exit() -> None:
+    with open("/dev/full", "w") as full:
+        code, err = started(["--help"], stdout=full)
+    assert code == 74
+    assert err == "error: the output cannot be written (No space left on device): make room for it\n"
+
+
+def test_a_standard_stream_may_be_closed() -> None:
+    for closed in (">&-", "<&-", ">&- <&-"):
+        line = f'exec "{sys.executable}" -m outrider --help {closed}'
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+    line = f'exec "{sys.executable}" -m outrider generate m - <&-'
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "the prompt is empty" in done.stderr
+
+
 def test_a_warning_is_shown_once_however_many_models_have_it_to_say() -> None:
     handler = logging.StreamHandler(io.StringIO())
     handler.addFilter(OncePerMessage())

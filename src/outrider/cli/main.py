@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import io
 import logging
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 import click
 
 from outrider import __version__
-from outrider.cli.exit_codes import INTERNAL_ERROR, INTERRUPTED, USER_ERROR
+from outrider.cli.exit_codes import CLOSED_PIPE, INTERNAL_ERROR, INTERRUPTED, OUTPUT_ERROR, USER_ERROR
 from outrider.errors import OutriderError, nearest
 
 # Each module is imported when its command runs or its help is shown; none of them imports torch at its top.
@@ -24,6 +26,7 @@ _COMMANDS = {
     "demo": "outrider.cli.demo",
     "doctor": "outrider.cli.doctor",
 }
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class LazyCommands(click.Group):
@@ -76,13 +79,17 @@ def main() -> int:
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
     handler.addFilter(OncePerMessage())
     logging.getLogger("outrider").addHandler(handler)
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    return run(sys.argv[1:])
+    code = run(sys.argv[1:])
+    if code == OUTPUT_ERROR:
+        sys.stdout = io.StringIO()  # at exit Python would try once more, and complain
+    return code
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line. Returns 0, 1 (a check failed), 2 (a user error), 70 (a bug) or 130 (interrupted)."""
+    """Runs one command line and returns its exit code: 0, or one of `exit_codes`."""
     try:
         code = outrider.main(args=list(arguments) or ["--help"], prog_name="outrider", standalone_mode=False)
     except click.Abort:
@@ -91,7 +98,12 @@ def run(arguments: Sequence[str]) -> int:
         return _failed(_usage_message(error), USER_ERROR)
     except OutriderError as error:
         return _failed(str(error), USER_ERROR)
+    except SystemExit:  # how click and rich answer a closed pipe
+        return CLOSED_PIPE
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+            where = "the output" if error.filename is None else repr(error.filename)
+            return _failed(f"{where} cannot be written ({error.strerror}): make room for it", OUTPUT_ERROR)
         if os.environ.get("OUTRIDER_TRACEBACK"):
             raise
         reason = f"{type(error).__name__}: {error}"
@@ -99,8 +111,16 @@ def run(arguments: Sequence[str]) -> int:
     return int(code or 0)
 
 
+def _open_closed_streams() -> None:
+    """A standard stream that the caller closed reads as empty, and takes what is written."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open to the end)
+
+
 def _failed(message: str, code: int) -> int:
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    with contextlib.suppress(OSError):  # nobody can be told: the code must say it
+        click.echo(f"error: {' '.join(message.split())}", err=True)
     return code
 
 
