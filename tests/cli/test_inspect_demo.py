@@ -100,6 +100,13 @@ def test_demo_reports_every_prompt_with_figures_that_agree(outrider, target) -> 
     assert any(row["tokens_per_pass"] > 1.0 for row in report["rows"])
 
 
+@pytest.mark.parametrize("tokens", ["0", "4097", "9" * 30])
+def test_demo_refuses_texts_without_end_before_it_loads_the_model(outrider, tokens) -> None:
+    refused = outrider("demo", "--max-tokens", tokens)
+    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+    assert f"{tokens} is not in the range 1<=x<=4096" in refused.err
+
+
 def test_demo_table_says_that_the_text_is_the_same(outrider, target) -> None:
     done = outrider("demo", "--max-tokens", "8", "--num-speculative-tokens", "3")
     assert done.code == 0

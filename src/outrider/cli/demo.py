@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MODEL = "smollm2-135m"
 _WARM_UP_TOKENS = 8
+_MOST_TOKENS = 4096  # with the prompt well inside the model's context, whose end would stop a text
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Row:
 
 
 @click.command()
-@click.option("--max-tokens", type=click.IntRange(min=1), default=96, show_default=True, metavar="N",
+@click.option("--max-tokens", type=click.IntRange(1, _MOST_TOKENS), default=96, show_default=True, metavar="N",
               help="Tokens per text.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Prints one JSON object and nothing else.")
 @engine_options
