@@ -60,6 +60,8 @@ def test_a_request_may_shorten_its_drafts_or_switch_them_off() -> None:
         ({"temperature": 10**400}, "temperature must be a finite number"),
         ({"seed": 10**5000}, "an integer of 16610 bits"),
         ({"speculative": {1: 2}}, "unknown key 1"),
+        ({"stop": ["fine", "x\ud800"]}, "stop: 'x\\ud800' is not valid Unicode (a lone surrogate)"),
+        ({"bad_words": ["\ud800"]}, "bad_words: '\\ud800' is not valid Unicode"),
         ({"seed": 2**64}, "seed"),
         ({"stop": [""]}, "stop must be non-empty strings"),
         ({"stop": 3}, "stop"),

@@ -232,4 +232,11 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     items = (value,) if isinstance(value, str) else value
     if not isinstance(items, Sequence) or any(not isinstance(s, str) or not s for s in items):
         raise ParameterError(f"{name} must be non-empty strings, not {value!r}")
+    for item in items:
+        try:
+            item.encode()
+        except UnicodeEncodeError:
+            raise ParameterError(
+                f"{name}: {item[:40]!r} is not valid Unicode (a lone surrogate); clean it"
+            ) from None
     return tuple(items)
