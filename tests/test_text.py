@@ -46,6 +46,14 @@ def sentencepiece_fields(**changes: Any) -> dict[str, Any]:
     return {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
 
 
+def test_a_text_without_tokens_in_the_vocabulary_is_named() -> None:
+    words = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>")))
+    assert words.encode("a") == [0]
+    for encode in (words.encode, words.encode_part):
+        with pytest.raises(ParameterError, match="the text 'b' cannot be written in this model's tokens"):
+            encode("b")
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

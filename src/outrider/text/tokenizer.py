@@ -77,7 +77,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of a raw prompt, with BOS where the model wants it; special tokens in it are recognised.
 
-        Raises `ParameterError` for what is not a text.
+        Raises `ParameterError` for what is not a text, or has no tokens in this vocabulary.
         """
         return self._ids(text, add_special_tokens=True)
 
@@ -93,6 +93,10 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError):
             raise ParameterError(
                 f"the text {text[:40]!r} is not valid Unicode (a lone surrogate); clean it"
+            ) from None
+        except Exception as error:  # the tokenizers library raises nothing narrower
+            raise ParameterError(
+                f"the text {text[:40]!r} cannot be written in this model's tokens ({error}): change it"
             ) from None
         return ids
 
