@@ -8,7 +8,7 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 
 from outrider import LLM, SamplingParams, generate_with
-from outrider.errors import ConfigError, GenerationError, ParameterError, ScoreError
+from outrider.errors import ConfigError, GenerationError, ModelLoadError, ParameterError, ScoreError
 from outrider.testing.toy import ToyTarget
 from outrider.text import Tokenizer
 
@@ -142,6 +142,37 @@ def test_teacher_forced_logits_are_those_of_every_prefix() -> None:
     assert llm.target.cached_length(0) == 0
 
 
+def test_logits_fill_the_context_and_no_more() -> None:
+    llm = llm_of(max_length=32)
+    assert llm.logits(range(2, 34)).shape == (32, VOCAB)
+    with pytest.raises(ParameterError, match="33 tokens exceed the context of 32: shorten them"):
+        llm.logits(range(2, 35))
+    assert llm.target.open_sequences == ()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ("12", "must be a list of token ids, not str"),
+        (b"12", "must be a list of token ids, not bytes"),
+        ({1: 2}, "must be a list of token ids, not dict"),
+        (iter([1, 2]), "must be a list of token ids, not list_iterator"),
+        (torch.tensor([1, 2]), "must be a list of token ids, not Tensor"),
+        (None, "must be a list of token ids, not NoneType"),
+        ([1, "2"], "must hold whole numbers, not '2'"),
+        ([1, None], "must hold whole numbers, not None"),
+        ([1, 2.0], "must hold whole numbers, not 2.0"),
+        ([1, True], "must hold whole numbers, not True"),
+        ([1, 48], "token id 48 is outside the vocabulary of 48"),
+        ([], "must hold at least one token"),
+    ],
+)
+def test_logits_of_anything_but_token_ids_are_refused(tokens: object, message: str) -> None:
+    with pytest.raises(ParameterError) as error:
+        llm_of().logits(tokens)  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
 def test_a_failing_request_is_reported_with_everything_else_complete() -> None:
     nan = float("nan")
     target = ToyTarget.from_table({(): (0.2, 0.5, 0.3), (2, 0): (nan, nan, nan)})
@@ -224,6 +255,14 @@ def test_a_transformers_model_is_wrapped_as_it_is(tiny: tuple[object, object]) -
     assert list(plain.token_ids) == reference.tolist()
     assert plain.guarantee == "same_text up to rounding ties"
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("held", [None, "some/model", 7])
+def test_what_is_no_loaded_model_is_not_wrapped(tiny: tuple[object, object], held: object) -> None:
+    with pytest.raises(ModelLoadError, match=f"wraps a loaded transformers model, not {type(held).__name__}"):
+        LLM.from_model(held, tiny[1])
+    with pytest.raises(ModelLoadError, match="wraps a loaded transformers model"):
+        generate_with(held, tiny[1], "w3", GREEDY)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,9 @@ class Intake:
     def requests(self, prompt: Prompt, sampling: SamplingParams) -> list[Request]:
         """One request per choice of `sampling.n`. Raises `ParameterError` naming what cannot be honoured."""
         tokens = self._encoded(prompt)
-        self._check(tokens, sampling)
+        self._check_tokens(tokens)
+        self._check_room(tokens)
+        self._check_sampling(sampling)
         seed = fresh_seed() if sampling.seed is None else sampling.seed
         words = bad_word_ids(self._tokenizer, sampling.bad_words)
         return [
@@ -45,6 +47,22 @@ class Intake:
                     frozenset(self._tokenizer.eos_token_ids), words)
             for choice in range(sampling.n)
         ]  # fmt: skip
+
+    def scored(self, token_ids: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        """A new sequence id, and the tokens of a text that is only scored: it may fill the context.
+
+        Raises `ParameterError` for anything but a list of token ids that fit.
+        """
+        if isinstance(token_ids, (str, bytes, bytearray)) or not isinstance(token_ids, Sequence):
+            raise ParameterError(f"token_ids must be a list of token ids, not {type(token_ids).__name__}")
+        for token in token_ids:
+            if type(token) is not int:
+                raise ParameterError(f"token_ids must hold whole numbers, not {token!r:.60}")
+        tokens, limit = tuple(token_ids), self._limits.max_length
+        self._check_tokens(tokens)
+        if limit is not None and len(tokens) > limit:
+            raise ParameterError(f"{len(tokens)} tokens exceed the context of {limit}: shorten them")
+        return next(self._ids), tokens
 
     def tracker(self, sampling: SamplingParams) -> TextTracker:
         """A text tracker for one request of these settings."""
@@ -54,8 +72,8 @@ class Intake:
         tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return tuple(int(token) for token in tokens)
 
-    def _check(self, tokens: tuple[int, ...], sampling: SamplingParams) -> None:
-        vocab_size, max_length = self._limits.vocab_size, self._limits.max_length
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        vocab_size = self._limits.vocab_size
         if not tokens:
             raise ParameterError("the prompt is empty: it must hold at least one token")
         outside = next((t for t in tokens if not 0 <= t < vocab_size), None)
@@ -63,11 +81,16 @@ class Intake:
             raise ParameterError(
                 f"prompt token id {outside} is outside the vocabulary of {vocab_size} tokens"
             )
-        if max_length is not None and len(tokens) >= max_length:
+
+    def _check_room(self, tokens: Sequence[int]) -> None:
+        limit = self._limits.max_length
+        if limit is not None and len(tokens) >= limit:
             raise ParameterError(
-                f"the prompt holds {len(tokens)} tokens and the context {max_length}: "
-                f"shorten the prompt to {max_length - 1}"
+                f"the prompt holds {len(tokens)} tokens and the context {limit}: shorten the prompt to {limit - 1}"
             )
+
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        vocab_size = self._limits.vocab_size
         for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", sampling.logit_bias)):
             wrong = next((t for t in ids if t >= vocab_size), None)
             if wrong is not None:

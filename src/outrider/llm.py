@@ -19,7 +19,7 @@ from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.registry import DrafterSetup, build_drafter, check_methods
 from outrider.engine.controller import BatchSizeController, Controller, FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
-from outrider.errors import ConfigError, GenerationError, ParameterError
+from outrider.errors import ConfigError, GenerationError, ModelLoadError, ParameterError
 from outrider.intake import Intake, Limits, Prompt, as_params, as_prompts
 from outrider.models.load import load, resolve
 from outrider.models.native import NativeDecoder
@@ -61,9 +61,17 @@ class LLM:
     def from_model(
         cls, hf_model: Any, tokenizer: Any, *, speculative_config: SpeculativeSettings = None
     ) -> LLM:
-        """Wraps a transformers model and tokenizer that the caller holds; nothing is reloaded or changed."""
+        """Wraps a transformers model and tokenizer that the caller holds; nothing is reloaded or changed.
+
+        Raises `ModelLoadError`, `ConfigError` or `PairError`.
+        """
         from outrider.models.hf import HfTarget
 
+        if not isinstance(hf_model, torch.nn.Module) or not hasattr(hf_model, "config"):
+            raise ModelLoadError(
+                f"from_model wraps a loaded transformers model, not {type(hf_model).__name__}: load it first, or name "
+                "it in LLM(model)"
+            )
         config = SpeculativeConfig.of(speculative_config)
         held = (
             tokenizer
@@ -130,9 +138,11 @@ class LLM:
         return self.generate(self.tokenizer.chat(messages).token_ids, params)[0]
 
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Teacher-forced raw logits, float32 [n, vocab] on the host: row i follows `token_ids[: i + 1]`."""
-        [request] = self._intake.requests(list(token_ids), SamplingParams(temperature=0.0))
-        tokens, sequence_id = request.prompt, request.request_id
+        """Teacher-forced raw logits, float32 [n, vocab] on the host: row i follows `token_ids[: i + 1]`.
+
+        Up to the whole context. Raises `ParameterError` for what is no list of token ids, or too long a one.
+        """
+        sequence_id, tokens = self._intake.scored(token_ids)
         rows: list[torch.Tensor] = []
         try:
             self.target.extend([Chunk(sequence_id, ())])
