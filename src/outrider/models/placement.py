@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from outrider.core.protocols import TargetModel
+from outrider.models.hf import HfTarget
 from outrider.models.native import NativeDecoder
+from outrider.models.torch_decoder import TorchDecoder
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,6 @@ def placement_of(target: TargetModel) -> Placement:
 
 
 def _name_of(target: TargetModel) -> str:
-    from outrider.models.hf import HfTarget
-    from outrider.models.torch_decoder import TorchDecoder
-
     if isinstance(target, TorchDecoder):
         return "torch"
     return "hf" if isinstance(target, HfTarget) else type(target).__name__
