@@ -102,6 +102,12 @@ def eagle3_state(prefix: str = "midlayer", *, target_hidden: int = TARGET_HIDDEN
     }
 
 
+def whole_vocabulary(state: State) -> State:
+    """The same with an output matrix of all tokens, without a map of draft ids."""
+    kept = {name: tensor for name, tensor in state.items() if name not in ("d2t", "t2d", "token_map")}
+    return kept | {"lm_head.weight": weight(VOCAB, HIDDEN)}
+
+
 def speculators_state() -> State:
     return {**eagle3_state("layers.0"), "embed_tokens.weight": weight(VOCAB, HIDDEN)}
 

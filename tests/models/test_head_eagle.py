@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from head_folders import (
     same_tensors,
     speculators_state,
     weight,
+    whole_vocabulary,
     write,
 )  # fmt: skip
 
@@ -215,14 +217,19 @@ def test_biases_and_norms_of_the_layer_are_told_by_their_tensors(tmp_path: Path)
     assert any(line.startswith("the config means qk_norm") for line in plain.findings)
 
 
-def test_a_tied_output_matrix_is_the_embedding(tmp_path: Path):
-    state = {name: tensor for name, tensor in speculators_state().items() if name not in ("d2t", "t2d")}
+def test_without_an_output_matrix_the_head_speaks_with_its_embedding_or_the_target(tmp_path: Path):
+    state = whole_vocabulary(speculators_state())
     del state["lm_head.weight"]
     config = {**EAGLE3_CONFIG, "draft_vocab_size": VOCAB}
     head = read_head(write(tmp_path, {**config, "tie_word_embeddings": True}, state))
     assert torch.equal(head.tensors["lm_head.weight"], state["embed_tokens.weight"])
     assert (head.token_map, config_of(head).draft_vocab) == (None, VOCAB)
-    write(tmp_path, config, state)
+    for draft_vocab in (VOCAB, None):
+        head = read_head(write(tmp_path, {**config, "draft_vocab_size": draft_vocab}, state))
+        assert "lm_head.weight" not in head.tensors
+        assert "lm_head.weight is not stored: the head speaks with the target's" in head.findings
+        assert config_of(head).draft_vocab == VOCAB
+    write(tmp_path, {**config, "draft_vocab_size": 12}, state)
     assert "tensor 'lm_head.weight' is missing" in refusal(tmp_path)
 
 
@@ -331,3 +338,17 @@ def test_left_over_and_doubled_tensors_are_named(tmp_path: Path):
 def test_weights_that_are_no_floats_are_refused(tmp_path: Path):
     write(tmp_path, EAGLE3_CONFIG, {**eagle3_state(), "fc.weight": torch.zeros(HIDDEN, 24, dtype=torch.int8)})
     assert "tensor 'fc.weight' is int8, which is not read" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("odd", [None, True, -1, 0, 3, 1.5, float("nan"), "8", [], [1], {}, {"a": 1}])
+def test_any_value_under_any_key_gives_a_head_or_one_line(tmp_path: Path, odd: Any):
+    said = []
+    for config, state in ((EAGLE3_CONFIG, eagle3_state()), (SPECULATORS_CONFIG, speculators_state())):
+        write(tmp_path, config, state)
+        for key in (*config, "rope_scaling", "rope_parameters", "eagle_config", "sliding_window", "fc_norm"):
+            (tmp_path / "config.json").write_text(json.dumps({**config, key: odd}))
+            try:
+                read_head(tmp_path)
+            except ModelLoadError as error:
+                said.append(str(error))
+    assert not [line for line in said if "\n" in line or not line.startswith(str(tmp_path))]

@@ -31,11 +31,6 @@ def _seeded() -> None:
     torch.manual_seed(5)
 
 
-def whole_vocabulary(state: made.State) -> made.State:
-    kept = {name: tensor for name, tensor in state.items() if name not in ("d2t", "t2d", "token_map")}
-    return kept | {"lm_head.weight": weight(VOCAB, HIDDEN)}
-
-
 def eagle1(folder: Path) -> Head:
     return read_head(write(folder, EAGLE1_CONFIG, made.eagle1_state()))
 
@@ -54,9 +49,16 @@ def eagle3(folder: Path) -> Head:
 
 def eagle3_whole(folder: Path) -> Head:
     config = {**EAGLE3_CONFIG, "draft_vocab_size": VOCAB, "norm_before_residual": True, "fc_norm": True}
-    state = whole_vocabulary(made.eagle3_state(target_hidden=6))
+    state = made.whole_vocabulary(made.eagle3_state(target_hidden=6))
     state |= {f"fc_norm.{tap}.weight": weight(6, dtype=torch.float32) for tap in range(3)}
     return read_head(write(folder, {**config, "rope_scaling": LLAMA3_ROPE}, state))
+
+
+def eagle3_lent(folder: Path) -> Head:
+    """It reads and speaks with the target's matrices."""
+    state = made.whole_vocabulary(made.eagle3_state())
+    del state["lm_head.weight"]
+    return read_head(write(folder, {**EAGLE3_CONFIG, "draft_vocab_size": None}, state))
 
 
 def eagle3_embedded(folder: Path) -> Head:
@@ -90,12 +92,15 @@ def medusa_shared(folder: Path) -> Head:
     return read_head(write(folder, made.vllm_medusa_config(original_lm_head=True), made.vllm_medusa_state()))
 
 
+EAGLE3_HEADS = (eagle3, eagle3_whole, eagle3_lent, eagle3_embedded)
+
+
 @pytest.mark.parametrize(
     ("make", "form"),
     [
         (eagle1, "eagle"),
         (eagle1_biased, "eagle"),
-        *[(make, form) for make in (eagle3, eagle3_whole, eagle3_embedded) for form in ("eagle3", "speculators")],
+        *[(make, form) for make in EAGLE3_HEADS for form in ("eagle3", "speculators")],
         (qwen3, "speculators"),
         (medusa, "medusa"),
         *[(make, "medusa_vllm") for make in (medusa, medusa_cut, medusa_shared)],

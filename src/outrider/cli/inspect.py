@@ -132,7 +132,8 @@ def _head_pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]
     """The verdict on a target and a draft head, by their sizes alone."""
     from outrider.core.protocols import TappedTarget
     from outrider.errors import ModelLoadError, PairError
-    from outrider.models.heads import check_head, read_head
+    from outrider.models.head_fit import check_head
+    from outrider.models.heads import read_head
 
     head, target = read_head(draft), llm.target
     if not isinstance(target, TappedTarget):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from outrider.errors import ModelLoadError, PairError
 from outrider.models.arch import Arch
 
 
@@ -25,7 +24,7 @@ class EagleConfig:
     target_hidden: int
     draft_vocab: int  # equal to arch.vocab_size where no map is stored
     taps: tuple[int, ...] | None = (
-        None  # hidden states entering these layers; None: (2, n // 2, n - 3) of n layers
+        None  # the layers whose entering states are read; None: (2, n // 2, n - 3) of n
     )
     fc_bias: bool = False
     norm_before_fc: bool = False  # one RMSNorm over all taps together: `input_norm.weight`
@@ -53,8 +52,8 @@ class Head:
     EAGLE: `fc.weight`, `fc.bias`, `layers.0.self_attn.{q,k,v,o}_proj.weight` (`.bias`),
     `layers.0.self_attn.{q,k}_norm.weight` where `arch.qk_norm`, `layers.0.mlp.{gate,up,down}_proj.weight`,
     `layers.0.post_attention_layernorm.weight`; EAGLE-3 also `layers.0.input_layernorm.weight`,
-    `layers.0.hidden_norm.weight`, `norm.weight`, `lm_head.weight`, `fc_norm.{i}.weight`, `input_norm.weight`.
-    `embed_tokens.weight` where the head has its own.
+    `layers.0.hidden_norm.weight`, `norm.weight`, `fc_norm.{i}.weight`, `input_norm.weight`. `embed_tokens.weight`
+    and, in EAGLE-3, `lm_head.weight` where the head has its own.
     Medusa: `heads.{i}.{j}.weight`, `heads.{i}.{j}.bias`, `heads.{i}.out.weight`.
 
     `token_map` [draft_vocab] int64: the target's id of each draft id; None where they are equal. `findings`: what the
@@ -85,40 +84,3 @@ def read_head(model: str | Path, *, revision: str | None = None) -> Head:
     from outrider.models.head_formats.read import find_folder, read_folder
 
     return read_folder(find_folder(model, revision), str(model))
-
-
-def check_head(head: Head, *, vocab_size: int, hidden_size: int, num_layers: int) -> None:
-    """Raises for the first thing in which a head does not fit a target of these sizes.
-
-    `PairError` where the vocabularies differ, else `ModelLoadError`.
-    """
-    config = head.config
-    vocabulary = config.vocab_size if isinstance(config, MedusaConfig) else config.arch.vocab_size
-    if vocabulary != vocab_size:
-        raise PairError(
-            f"head {head.name!r} is for a vocabulary of {vocabulary} tokens, the target has {vocab_size}: use a head "
-            "that was trained for this target"
-        )
-    hidden = config.hidden if isinstance(config, MedusaConfig) else config.target_hidden
-    if hidden != hidden_size:
-        raise ModelLoadError(
-            f"head {head.name!r} reads hidden states of {hidden} values, the target has {hidden_size}: use a head "
-            "that was trained for this target"
-        )
-    if isinstance(config, EagleConfig) and config.is_eagle3:
-        _check_eagle3(head, config, num_layers)
-
-
-def _check_eagle3(head: Head, config: EagleConfig, num_layers: int) -> None:
-    if config.arch.hidden != config.target_hidden and "embed_tokens.weight" not in head.tensors:
-        raise ModelLoadError(
-            f"head {head.name!r} is {config.arch.hidden} wide and has no embed_tokens.weight, while the target's "
-            f"embeddings have {config.target_hidden} values: use a head that brings its own"
-        )
-    taps = config.taps if config.taps is not None else (2, num_layers // 2, num_layers - 3)
-    outside = [tap for tap in taps if not 0 <= tap <= num_layers]
-    if outside:
-        raise ModelLoadError(
-            f"head {head.name!r} taps the state entering layer {outside[0]}, the target has {num_layers} layers: use "
-            "a head that was trained for this target"
-        )

@@ -203,11 +203,14 @@ def _fusing_norms(
 def _take_output(config: Mapping[str, Any], tensors: HeadTensors, arch: Arch, findings: list[str]) -> int:
     """Takes the output matrix; its rows are the draft vocabulary."""
     name, stated = "lm_head.weight", count(config, "draft_vocab_size")
-    if name not in tensors and flag(config, "tie_word_embeddings") and "embed_tokens.weight" in tensors:
-        findings.append(
-            "lm_head.weight is not stored and tie_word_embeddings is true: embed_tokens.weight is both"
-        )
-        tensors.taken[name] = tensors.taken["embed_tokens.weight"]
+    if name not in tensors and stated in (None, arch.vocab_size):
+        if flag(config, "tie_word_embeddings") and "embed_tokens.weight" in tensors:
+            findings.append(
+                "lm_head.weight is not stored, tie_word_embeddings is true: embed_tokens.weight is both"
+            )
+            tensors.taken[name] = tensors.taken["embed_tokens.weight"]
+        else:
+            findings.append("lm_head.weight is not stored: the head speaks with the target's")
         return arch.vocab_size
     rows = tensors.shape(name, 2)[0]
     tensors.take(name, rows, arch.hidden)

@@ -1,0 +1,56 @@
+"""Does a head fit a target? Told by sizes alone, before either runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outrider.errors import ModelLoadError, PairError
+from outrider.models.eagle_shapes import feature_taps
+from outrider.models.heads import EagleConfig, Head, MedusaConfig
+
+
+def check_head(head: Head, *, vocab_size: int, hidden_size: int, num_layers: int) -> None:
+    """Raises for the first thing in which a head does not fit a target of these sizes.
+
+    `PairError` where the vocabularies differ, else `ModelLoadError`.
+    """
+    config = head.config
+    vocabulary = config.vocab_size if isinstance(config, MedusaConfig) else config.arch.vocab_size
+    if vocabulary != vocab_size:
+        raise PairError(
+            f"head {head.name!r} is for a vocabulary of {vocabulary} tokens, the target has {vocab_size}: use a head "
+            "that was trained for this target"
+        )
+    hidden = config.hidden if isinstance(config, MedusaConfig) else config.target_hidden
+    if hidden != hidden_size:
+        raise ModelLoadError(
+            f"head {head.name!r} reads hidden states of {hidden} values, the target has {hidden_size}: use a head "
+            "that was trained for this target"
+        )
+    if isinstance(config, EagleConfig):
+        _check_eagle(head, config, num_layers)
+
+
+def with_positions(head: Head, max_length: int) -> Head:
+    """The head with a position limit of at least `max_length`, the target's: published limits are a habit of trainers.
+
+    Rotary embedding has no end; Medusa heads have no positions.
+    """
+    config = head.config
+    if not isinstance(config, EagleConfig) or config.arch.max_positions >= max_length:
+        return head
+    return replace(head, config=replace(config, arch=replace(config.arch, max_positions=max_length)))
+
+
+def _check_eagle(head: Head, config: EagleConfig, num_layers: int) -> None:
+    lent = ["embed_tokens.weight", *(["lm_head.weight"] if config.is_eagle3 else [])]
+    missing = next((name for name in lent if name not in head.tensors), None)
+    if missing is not None and config.arch.hidden != config.target_hidden:
+        raise ModelLoadError(
+            f"head {head.name!r} is {config.arch.hidden} wide and has no {missing}, while that of the target is for "
+            f"{config.target_hidden} values: use a head that brings its own"
+        )
+    try:
+        feature_taps(config, num_layers)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"head {head.name!r}: {error}") from None
