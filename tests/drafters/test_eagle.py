@@ -8,14 +8,22 @@ import pytest
 import torch
 
 from outrider.core.protocols import Chunk, TargetModel
-from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Guarantee, Request, RoundResult
+from outrider.core.records import (
+    EMPTY_DRAFT,
+    Budget,
+    Context,
+    Draft,
+    Guarantee,
+    Request,
+    RoundResult,
+    SpeculationStats,
+)
 from outrider.core.rules import RuleBook
 from outrider.core.sampling import SamplingParams
-from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.eagle import EagleDrafter
-from outrider.drafters.lookup import NgramDrafter
 from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
+from outrider.models.head_cache import CachedHead
 from outrider.testing.contract import check_drafter
 from outrider.testing.scripted_head import ScriptedHead
 from outrider.testing.tiny_head import tiny_eagle, tiny_eagle3
@@ -71,8 +79,7 @@ def scripted(text: Sequence[int], **settings: object) -> tuple[EagleDrafter, Scr
 TEXT = continued([1, 2, 3], 700)
 
 
-@pytest.mark.parametrize("topk", [1, 3])
-@pytest.mark.parametrize("build", [tiny_eagle, tiny_eagle3])
+@pytest.mark.parametrize(("build", "topk"), [(tiny_eagle, 1), (tiny_eagle3, 3)])
 def test_it_keeps_the_contract(build: type, topk: int) -> None:
     def make(target: TargetModel) -> EagleDrafter:
         return EagleDrafter(build(target), target_vocab_size=target.vocab_size, topk=topk)
@@ -81,15 +88,16 @@ def test_it_keeps_the_contract(build: type, topk: int) -> None:
 
 
 @pytest.mark.parametrize("topk", [1, 2])
-def test_five_hundred_tokens_with_rejections_leave_drafts_unchanged(topk: int) -> None:
+def test_many_rounds_with_rejections_leave_drafts_unchanged(topk: int) -> None:
     """Whatever was kept before, a draft is that of a drafter that has read the text at once."""
+    module = tiny_eagle3(ToyTarget(VOCAB), draft_vocab=17).head
 
     def make() -> EagleDrafter:
-        return EagleDrafter(tiny_eagle3(ToyTarget(VOCAB), draft_vocab=17), target_vocab_size=VOCAB, topk=topk)
+        return EagleDrafter(CachedHead(module), target_vocab_size=VOCAB, topk=topk)
 
     drafter, text, number = make(), [1, 2, 3], 0
     ingested(drafter, text)
-    while len(text) < 500:
+    while len(text) < 180:
         if number % 3 or number % 12 == 0:
             draft, fresh = drafted(drafter, text, Budget(4, 4 * topk)), make()
             ingested(fresh, text)
@@ -232,8 +240,8 @@ def test_a_shorter_window_may_be_set_than_the_head_has() -> None:
 
 
 def test_a_token_beyond_its_vocabulary_stops_it() -> None:
-    text = [1, 2, VOCAB - 1, 3, 4, 5]
-    head = ScriptedHead({0: text, 1: text}, vocab_size=VOCAB - 1)
+    text = [1, 2, VOCAB - 1, 3]
+    head = ScriptedHead({0: [1, 2, 3, 3, 3, 3]}, vocab_size=VOCAB - 1)
     drafter = EagleDrafter(head, target_vocab_size=VOCAB)
     ingested(drafter, text[:2])
     given = Draft.chain([VOCAB - 1])
@@ -245,23 +253,20 @@ def test_a_token_beyond_its_vocabulary_stops_it() -> None:
     assert not head.open_sequences
 
 
-@pytest.mark.parametrize(("topk", "least"), [(1, 0.55), (3, 0.75)])
-def test_a_head_that_is_right_seven_times_in_ten_is_accepted_as_often(topk: int, least: float) -> None:
-    """Through the real engine; a lookup before it takes some rounds, and both see the features that are theirs."""
+@pytest.mark.parametrize(("topk", "share"), [(1, 0.7), (3, 0.85)])
+def test_a_head_that_is_right_seven_times_in_ten_is_accepted_as_often(topk: int, share: float) -> None:
+    """In a tree more often: where the right token does not come first it comes second half of the time."""
     prompt, sampling = TEXT[:20], SamplingParams(temperature=0.0, max_tokens=300)
     head = ScriptedHead({0: TEXT, 1: TEXT}, vocab_size=VOCAB, corrupted=0.3, taps=(3,))
-    target = ToyTarget(VOCAB, seed=2, order=3, sharpness=3.0, taps=(0, 3))
+    target = ToyTarget(VOCAB, seed=2, order=3, sharpness=3.0, taps=head.taps)
     eagle = EagleDrafter(head, target_vocab_size=VOCAB, topk=topk)
-    drafter = ChainedDrafter([NgramDrafter(6, 8), eagle], target.taps)
-    engine = Engine(Parts(target, drafter, RuleBook(), FixedController(Budget(1, topk))))
+    engine = Engine(Parts(target, eagle, RuleBook(), FixedController(Budget(1, topk))))
     running = [
         engine.submit(Request(number, tuple(prompt), sampling, 0, Guarantee.SAME_TEXT)) for number in range(2)
     ]
     run_to_end(engine, running)
     assert all(list(done.token_ids) == TEXT[20:320] for done in running)
-    share = sum(done.stats.num_accepted_draft_tokens for done in running) / sum(
-        done.stats.num_spec_steps for done in running
-    )
-    assert least < share < 0.95
+    stats = SpeculationStats.total([done.stats for done in running])
+    assert stats.num_accepted_draft_tokens / stats.num_spec_steps == pytest.approx(share, abs=0.06)
     assert not head.open_sequences
     assert not eagle.limits

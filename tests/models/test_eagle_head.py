@@ -112,7 +112,7 @@ def test_swapped_products_say_the_same(config: EagleConfig) -> None:
             assert sum(parameter.numel() for parameter in module.parameters()) < 20 * HIDDEN
         cached = CachedHead(module)
         cached.extend([Entries(0, 0, [1, 2, 3], some_features(module, 3))])
-        rows.append(torch.stack([*cached.pending_rows([0]), *cached.guess([Guesses(0, (4, 5), (0, 1))])[0]]))
+        rows.append(torch.stack([*cached.pending_rows([0]), *cached.guess([Guesses(0, (4, 5), (0, 0))])[0]]))
     torch.testing.assert_close(rows[0], rows[1], atol=1e-5, rtol=1e-5)
 
 

@@ -71,6 +71,12 @@ class EagleHead(nn.Module):
     forward with the rows of all sequences; `swap_products` puts others in their places.
     """
 
+    fc: nn.Module
+    qkv: nn.Module
+    output: nn.Module
+    gate_up: nn.Module
+    down: nn.Module
+    lm_head: nn.Module
     embedding: torch.Tensor  # [vocab, hidden]
     target_norm: torch.Tensor  # [target hidden]
     token_map: torch.Tensor | None  # [draft vocab] int64
@@ -219,7 +225,7 @@ def _product(tensors: Mapping[str, torch.Tensor], names: tuple[str, ...]) -> nn.
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:  # [out, in], [out]
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.weight = nn.Parameter(weight)
-    linear.bias = None if bias is None else nn.Parameter(bias)
+    linear.register_parameter("bias", None if bias is None else nn.Parameter(bias))
     return linear
 
 

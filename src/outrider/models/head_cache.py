@@ -61,7 +61,7 @@ class DraftHead(Protocol):
         """The row [vocab] after the pending token: what the last entry guesses. Right after an `extend` of each."""
 
     def guess(self, guesses: Sequence[Guesses]) -> list[torch.Tensor]:
-        """Adds guessed entries below others; a row [n, vocab] each. An entry's own states stand for its feature."""
+        """Adds entries below rows that exist; their own rows, [n, vocab] each. The states above stand for features."""
 
     def fork(self, parent_id: int, sequence_id: int, length: int) -> None:
         """Opens a sequence that knows the features of the parent's first `length` positions, and their entries."""
@@ -74,7 +74,7 @@ class DraftHead(Protocol):
 
 
 class CachedHead:
-    """Runs an `EagleHead` without gradients; fulfils `DraftHead`. One forward per call, whatever the number of sequences.
+    """Runs an `EagleHead` without gradients; fulfils `DraftHead`. A call is one forward, of however many sequences.
 
     The states that entries took from the target's features are kept beside keys and values, so that an entry can be
     made anew with another token: the last one of a fork, which its parent made with the parent's next token.
@@ -91,7 +91,7 @@ class CachedHead:
     def extend(self, entries: Sequence[Entries]) -> None:
         """See `DraftHead.extend`."""
         fused = self.head.fuse(torch.cat([each.features for each in entries]))
-        new = fused.split([len(each.features) for each in entries])
+        new = torch.split(fused, [len(each.features) for each in entries])
         jobs: list[_Job] = []
         for each, states in zip(entries, new):
             memory = self._open(each.sequence_id)
@@ -119,7 +119,8 @@ class CachedHead:
         thoughts = self._run(jobs)
         for each, job in zip(guesses, jobs):
             job.memory.grow(each.parents, thoughts.states[job.first : job.end])
-        return list(self._logits(thoughts.spoken[: jobs[-1].end]).split([len(job.slots) for job in jobs]))
+        rows = self._logits(thoughts.spoken[: jobs[-1].end])
+        return [rows[job.first : job.end] for job in jobs]
 
     @torch.inference_mode()
     def fork(self, parent_id: int, sequence_id: int, length: int) -> None:
@@ -157,9 +158,10 @@ class CachedHead:
                 read[own] = job.attend(queries[own], keys[own], values[own])
             return read
 
-        return self.head(
+        thoughts: Thoughts = self.head(
             torch.tensor(tokens, device=device), states, torch.tensor(positions, device=device), attend
         )
+        return thoughts
 
     def _logits(self, spoken: torch.Tensor) -> torch.Tensor:  # [rows, hidden] -> [rows, vocab]
         rows = len(spoken)
