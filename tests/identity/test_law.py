@@ -78,7 +78,8 @@ def enumerated(cell: Cell, length: int) -> Law:
         parts = cell.parts()
         sequence = BranchingSequence(cell.request(0, 0, length + 3), noise)
         context = sequence.context()
-        parts.target.extend([Chunk(context.sequence_id, context.tokens[:-1])])
+        [features] = parts.target.extend([Chunk(context.sequence_id, context.tokens[:-1])])
+        parts.drafter.ingest(context, features)
         while len(sequence.token_ids) < length:
             [wanted] = parts.controller.budgets([sequence.context()], 1)
             run_round(parts.target, parts.drafter, parts.rules, [sequence], [sequence.budget(wanted)])
