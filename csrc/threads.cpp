@@ -80,8 +80,8 @@ bool Team::claim(int owner, uint32_t phase, uint32_t count, uint32_t &unit) {
   return true;
 }
 
-void Team::finish_unit(uint32_t phase, int units) {
-  if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 < units) return;
+void Team::finish_units(uint32_t phase, int done, int units) {
+  if (done_.fetch_add(done, std::memory_order_acq_rel) + done < units) return;
   done_.store(0, std::memory_order_relaxed);
   const uint64_t next = (uint64_t)(phase + 1) << 32;
   for (int owner = 0; owner < threads_; ++owner) shares_[owner].word.store(next, std::memory_order_release);

@@ -74,7 +74,7 @@ class Team {
 
   void leave();
   bool claim(int owner, uint32_t phase, uint32_t count, uint32_t &unit);
-  void finish_unit(uint32_t phase, int units);
+  void finish_units(uint32_t phase, int done, int units);
   void wait_past(uint32_t phase);
   void work(int thread);
 
@@ -108,10 +108,9 @@ class Member {
     for (int i = 0; i < team_.threads_; ++i) {
       const int owner = (thread_ + i) % team_.threads_;
       const int begin = share_begin(units, owner, team_.threads_), end = share_begin(units, owner + 1, team_.threads_);
-      for (uint32_t unit; team_.claim(owner, phase, (uint32_t)(end - begin), unit);) {
-        f(begin + (int)unit);
-        team_.finish_unit(phase, units);
-      }
+      int done = 0;  // counted together: all threads write the count
+      for (uint32_t unit; team_.claim(owner, phase, (uint32_t)(end - begin), unit); ++done) f(begin + (int)unit);
+      if (done) team_.finish_units(phase, done, units);
     }
     team_.wait_past(phase);
   }

@@ -112,14 +112,16 @@ void sweep(const uint8_t *record, int groups, int first, const Block &block, flo
 #if OUTRIDER_REGISTERS == 32
 constexpr int kWidths[] = {1, 2, 3, 4, 6, 8, 10, 12, 0};
 constexpr int kTogether = 4;  // up to so many rows, sums and totals of both panels fit the registers
+constexpr int kScaledTogether = 1;  // with scales one panel after the other is faster from two rows on
 #else
 constexpr int kWidths[] = {1, 2, 3, 4, 0};
 constexpr int kTogether = 1;
+constexpr int kScaledTogether = 1;
 #endif
 
 template <class Format, int R>
 void tile(const uint8_t *record, int groups, const Block &block, float *out, const Fetch &fetch) {
-  if constexpr (R <= kTogether) {
+  if constexpr (R <= (has_scale(Format::kKind) ? kScaledTogether : kTogether)) {
     sweep<Format, R, 2>(record, groups, 0, block, out, fetch);
   } else {
     sweep<Format, R, 1>(record, groups, 0, block, out, fetch);
