@@ -75,6 +75,14 @@ def test_an_eagle_1_head_without_biases_says_that_the_tensors_count(tmp_path: Pa
         "bias is true, but fc.bias is not stored: the tensors count",
     )
     assert not read_head(write(tmp_path, {**EAGLE1_CONFIG, "bias": False}, state)).findings[1:]
+    silent = read_head(write(tmp_path, EAGLE1_CONFIG, state))
+    assert "bias is absent, which means true, but fc.bias is not stored: the tensors count" in silent.findings
+
+
+def test_a_bias_of_the_fusing_linear_is_told_by_its_tensor_in_eagle_3_too(tmp_path: Path):
+    head = read_head(write(tmp_path, EAGLE3_CONFIG, {**eagle3_state(), "fc.bias": weight(HIDDEN)}))
+    assert config_of(head).fc_bias
+    assert "bias is absent, which means false, but fc.bias is stored: the tensors count" in head.findings
 
 
 def test_the_output_matrix_stored_with_an_eagle_1_head_is_left_out(tmp_path: Path):

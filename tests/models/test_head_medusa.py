@@ -114,12 +114,15 @@ def test_one_output_matrix_serves_all_heads(tmp_path: Path, stored: str):
 def test_biases_and_counts_that_the_config_denies_are_reported(tmp_path: Path):
     state = vllm_medusa_state()
     state |= {f"blocks.{i}.layers.{j}.bias": weight(HIDDEN) for i in range(3) for j in range(2)}
-    head = read_head(write(tmp_path, vllm_medusa_config(num_heads=5, num_hidden_layers=1), state))
+    head = read_head(
+        write(tmp_path, vllm_medusa_config(num_heads=5, num_hidden_layers=1, hidden_size=9), state)
+    )
     assert isinstance(head.config, MedusaConfig)
     assert (head.config.heads, head.config.layers, head.config.bias) == (3, 2, True)
     assert head.findings == (
         "num_heads is 5, but the file has 3 heads: the tensors count",
         "num_hidden_layers is 1, but the file has 2 layers: the tensors count",
+        "hidden_size is 9, but the output matrices read 8 values: the tensors count",
         "medusa_fc_bias is false, but biases are stored: the tensors count",
     )
 

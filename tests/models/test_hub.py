@@ -11,6 +11,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from outrider.errors import ModelLoadError
+from outrider.models.hub import head_snapshot
 from outrider.models.load import SourceKind, resolve
 
 SIDE = ["config.json", "tokenizer.json"]
@@ -125,3 +126,17 @@ def test_a_failing_connection_is_told_in_one_line(hub: Hub, monkeypatch: pytest.
     with pytest.raises(ModelLoadError, match=r"at revision 'v3' cannot be fetched.*the line is cut") as said:
         resolve("someone/model", revision="v3")
     assert "\n" not in str(said.value)
+
+
+def test_of_a_head_safetensors_are_fetched_and_pickles_only_where_there_are_none(hub: Hub) -> None:
+    trainers = ["optimizer.pt", "training_args.bin"]
+    hub.files = ["config.json", "model.safetensors", "pytorch_model.bin", *trainers]
+    assert head_snapshot("someone/head", None) == hub.cache
+    assert hub.cached == ["config.json", "model.safetensors"]
+    (hub.cache / "model.safetensors").unlink()
+    hub.files = ["config.json", "medusa_lm_head.pt", *trainers]
+    assert head_snapshot("someone/head", None) == hub.cache
+    assert hub.cached == ["config.json", "medusa_lm_head.pt"]
+    before = hub.requests
+    assert head_snapshot("someone/head", None) == hub.cache
+    assert hub.requests == before

@@ -60,14 +60,7 @@ def _read_eagle1(
     config: Mapping[str, Any], tensors: HeadTensors, arch: Arch, findings: list[str]
 ) -> tuple[EagleConfig, None]:
     tensors.take("fc.weight", arch.hidden, 2 * arch.hidden)
-    fc_bias = _take_fc_bias(tensors, arch)
-    stated = flag(config, "bias")
-    if stated is not fc_bias:
-        meant = "true where the key is absent" if stated is None else str(stated).lower()
-        if stated is not None or not fc_bias:
-            findings.append(
-                f"bias is {meant}, but fc.bias is {'stored' if fc_bias else 'not stored'}: the tensors count"
-            )
+    fc_bias = _take_fc_bias(config, tensors, arch, True, findings)
     if tensors.forget("lm_head.weight"):
         findings.append(
             "lm_head.weight is stored, but a head of this kind speaks with the target's: left out"
@@ -90,12 +83,7 @@ def _read_eagle3(
     features = len(taps) if taps else 3
     target_hidden = _target_hidden(config, tensors, arch, features, findings)
     tensors.take("fc.weight", arch.hidden, features * target_hidden)
-    fc_bias = _take_fc_bias(tensors, arch)
-    if (flag(config, "bias") or False) is not fc_bias:
-        findings.append(
-            f"bias is {str(not fc_bias).lower()}, but fc.bias is {'stored' if fc_bias else 'not stored'}: the "
-            "tensors count"
-        )
+    fc_bias = _take_fc_bias(config, tensors, arch, False, findings)
     norm_before_fc, fc_norm = _fusing_norms(config, tensors, features, target_hidden, findings)
     for norm in (LAYER + "hidden_norm.weight", LAYER + "input_layernorm.weight", "norm.weight"):
         tensors.take(norm, arch.hidden)
@@ -128,11 +116,19 @@ def _compare_class(config: Mapping[str, Any], is_eagle3: bool, findings: list[st
             findings.append(f"architectures says {name!r}, but q_proj reads one feature: an EAGLE-1 head")
 
 
-def _take_fc_bias(tensors: HeadTensors, arch: Arch) -> bool:
-    if "fc.bias" not in tensors:
-        return False
-    tensors.take("fc.bias", arch.hidden)
-    return True
+def _take_fc_bias(
+    config: Mapping[str, Any], tensors: HeadTensors, arch: Arch, unsaid: bool, findings: list[str]
+) -> bool:
+    """Takes `fc.bias` where there is one. `unsaid` is what a config without the key means."""
+    stored, stated = "fc.bias" in tensors, flag(config, "bias")
+    if stored:
+        tensors.take("fc.bias", arch.hidden)
+    if stored is not (unsaid if stated is None else stated):
+        meant = f"absent, which means {str(unsaid).lower()}" if stated is None else str(stated).lower()
+        findings.append(
+            f"bias is {meant}, but fc.bias is {'stored' if stored else 'not stored'}: the tensors count"
+        )
+    return stored
 
 
 def _taps(config: Mapping[str, Any], findings: list[str]) -> tuple[int, ...] | None:

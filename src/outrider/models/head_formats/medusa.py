@@ -120,6 +120,10 @@ def _shape(
         if key is not None and count(config, key) != number:
             findings.append(f"{key} is {config[key]}, but the file has {number} {what}: the tensors count")
     rows, hidden = tensors.shape("heads.0.out.weight", 2)
+    if count(config, "hidden_size") not in (None, hidden):
+        findings.append(
+            f"hidden_size is {config['hidden_size']}, but the output matrices read {hidden} values: the tensors count"
+        )
     bias = "heads.0.0.bias" in tensors or not layers
     return MedusaConfig(heads, layers, hidden, vocab_size=rows, draft_vocab=rows, bias=bias)
 
