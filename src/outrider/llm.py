@@ -22,7 +22,7 @@ from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.errors import ConfigError, GenerationError, ModelLoadError, ParameterError
 from outrider.intake import Intake, Limits, Prompt, as_params, as_prompts
 from outrider.models.load import load, resolve
-from outrider.models.native import NativeDecoder
+from outrider.models.placement import spare_torch
 from outrider.pairing import load_draft, load_head
 from outrider.stream import Delta, TextStream
 from outrider.text import Tokenizer, load_tokenizer
@@ -53,9 +53,8 @@ class LLM:
         loaded = load(
             source, target=target, dtype=dtype, device=device, activations=activations, threads=threads
         )
-        if threads is not None and isinstance(loaded, NativeDecoder):
-            torch.set_num_threads(1)  # torch's pool beside the decoder's workers would outnumber the cores
         self._join(loaded, load_tokenizer(source), config, threads)
+        spare_torch(loaded, threads)  # last: loading a draft for torch sets its threads
 
     @classmethod
     def from_model(

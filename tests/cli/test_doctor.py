@@ -79,9 +79,8 @@ def test_a_context_without_room_for_any_question_has_no_error(outrider, folder: 
 
 
 @pytest.mark.native
-def test_on_the_command_line_torch_leaves_the_cores_to_the_decoder(folder: Path) -> None:
+def test_threads_on_the_command_line_are_those_of_the_target_that_takes_them(folder: Path) -> None:
     torch.set_num_threads(2)
-    EngineSettings(str(folder), "torch", "auto", "auto", "cpu", None, SpeculativeConfig()).open()
-    assert torch.get_num_threads() == 2
-    EngineSettings(str(folder), "native", "auto", "auto", "cpu", None, SpeculativeConfig()).open()
-    assert torch.get_num_threads() == 1
+    for target, threads, of_torch in (("native", None, 2), ("torch", 3, 3), ("native", 3, 1)):
+        EngineSettings(str(folder), target, "auto", "auto", "cpu", threads, SpeculativeConfig()).open()
+        assert torch.get_num_threads() == of_torch

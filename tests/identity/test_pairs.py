@@ -66,5 +66,11 @@ def test_the_draft_takes_the_compiled_decoder_and_torch_keeps_its_threads_unless
     assert torch.get_num_threads() == before + 1
     LLM(target, target="native", threads=2)
     assert torch.get_num_threads() == 1
+    in_torch = {**settings, "draft_dtype": "float64"}
+    LLM(target, target="native", threads=2, speculative_config=in_torch)
+    assert torch.get_num_threads() == 1, "a draft for torch gets no more beside the compiled decoder"
+    torch.set_num_threads(2)
+    LLM(target, target="native", speculative_config=in_torch)
+    assert torch.get_num_threads() == 2, "nobody told"
     with pytest.raises(ConfigError, match="dtype must be one of"):
         load_draft(SpeculativeConfig.of({**settings, "draft_dtype": "int7"}), llm.tokenizer, llm.target, 1)

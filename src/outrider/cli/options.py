@@ -117,18 +117,12 @@ class EngineSettings:
     def open(self) -> LLM:
         """Loads the model, with a progress line when that takes long."""
         with Progress(f"loading {self.model}"):
-            import torch
-
             from outrider.llm import LLM
-            from outrider.models.native import NativeDecoder
 
-            llm = LLM(
+            return LLM(
                 self.model, target=self.target, dtype=self.dtype, activations=self.activations, device=self.device,
                 threads=self.threads, speculative_config=self.speculation,
             )  # fmt: skip
-            if isinstance(llm.target, NativeDecoder):
-                torch.set_num_threads(1)  # its pool beside the decoder's workers would outnumber the cores
-        return llm
 
 
 def speculative_settings(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,15 @@ def placement_of(target: TargetModel) -> Placement:
     return Placement(_name_of(target), precision, precision, None, threads, place)
 
 
+def spare_torch(target: TargetModel, threads: int | None) -> None:
+    """Leaves torch one thread, for the whole process, where the compiled decoder was given `threads`.
+
+    Torch's own pool beside the decoder's workers would outnumber the cores.
+    """
+    if threads is not None and isinstance(target, NativeDecoder):
+        torch.set_num_threads(1)
+
+
 def _name_of(target: TargetModel) -> str:
     if isinstance(target, TorchDecoder):
         return "torch"
