@@ -49,6 +49,8 @@ def plain(target: ToyTarget, prompt: Sequence[int]) -> tuple[int, ...]:
 class Rows:
     """Heads that say the same of every state."""
 
+    row_invariant = True
+
     def __init__(self, rows: Sequence[Sequence[float]]) -> None:
         self.rows, self.count = torch.tensor(rows, dtype=torch.float64), len(rows)
 
@@ -76,6 +78,8 @@ def drafted(
 
 class Watched:
     """Heads that keep what they are asked about, and believe in the text whose next position `at` gives."""
+
+    row_invariant = False
 
     def __init__(self, module: MedusaHeads, text: Sequence[int], spoiled: int) -> None:
         self.count, self.at = module.count, len(text)

@@ -192,6 +192,8 @@ METHODS = (
     Method("medusa, 30 % wrong", _scripted_medusa(1)),
     Method("medusa tree, 30 % wrong", _scripted_medusa(2), width=5, good=True),
     Method("medusa tree, random heads", _random_medusa, width=8),
+    Method("ngram, then medusa", lambda target, jobs: ChainedDrafter(
+        [NgramDrafter(), _scripted_medusa(1)(target, jobs)], target.taps)),
     Method("ngram, then imitation", lambda target, jobs: ChainedDrafter(
         [NgramDrafter(), _model(0.3, 1)(target, jobs)]), good=True),
     Method("imitation, then suffix", lambda target, jobs: ChainedDrafter(

@@ -12,6 +12,7 @@ from outrider.core.records import TokenWeights
 from outrider.errors import ModelLoadError
 from outrider.models.heads import Head, MedusaConfig
 from outrider.models.medusa_head import MedusaHeads, Product, untrained_head
+from outrider.models.native_matrices import NativeMatrices
 
 HIDDEN, VOCAB = 12, 30
 
@@ -121,6 +122,26 @@ def test_products_may_be_replaced_by_others() -> None:
     assert len(made) == 3 * (2 + 1)
     torch.testing.assert_close(module(states(2)), wanted, rtol=1e-12, atol=1e-12)
     assert not list(module.parameters())
+    assert module.row_invariant
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_compiled_products_give_a_state_the_same_rows_in_any_batch(dtype: str) -> None:
+    shape = config(hidden=64, heads=2)
+    made = torch.Generator().manual_seed(5)
+    token = TokenWeights(*torch.randn(2, VOCAB, 64, generator=made), torch.ones(64), 1e-5)
+    head = untrained_head(shape, token)
+    tensors = {name: torch.randn(t.shape, generator=made) / 8.0 for name, t in head.tensors.items()}
+    module = MedusaHeads(replace(head, tensors=tensors), token)
+    batch = torch.randn(5, 64, generator=made)
+    wanted = module(batch)
+    module.swap_products(NativeMatrices(dtype, threads=1).linear)
+    with torch.no_grad():
+        rows = module(batch)
+        assert all(torch.equal(module(batch[n : n + 1])[0], rows[n]) for n in range(5))
+    near = {"float32": 1e-5, "bfloat16": 0.05, "int8": 0.05}[dtype]
+    torch.testing.assert_close(rows, wanted, atol=near, rtol=near)
 
 
 def test_the_parameters_have_the_names_of_the_record_and_are_its_copies() -> None:

@@ -34,6 +34,10 @@ class Heads(Protocol):
     def count(self) -> int:
         """How many heads there are."""
 
+    @property
+    def row_invariant(self) -> bool:
+        """Whether the rows of a state are bitwise equal whatever states stand beside it."""
+
     def target_rows(self, states: torch.Tensor, count: int) -> torch.Tensor:
         """Logits [n, count, vocab] of the first `count` heads over the target's ids, from states [n, hidden]."""
 
@@ -82,7 +86,15 @@ class MedusaDrafter:
     def propose(
         self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft]
     ) -> list[Draft]:
-        return [self._extended(*job) for job in zip(contexts, budgets, drafts)]
+        grown = list(drafts)
+        allowed = [self._allowed(*job) for job in zip(contexts, budgets, drafts)]
+        asked = [i for i, budget in enumerate(allowed) if budget.depth > 0]
+        rows = self._rows([contexts[i] for i in asked], [allowed[i].depth for i in asked])
+        for i, logits in zip(asked, rows):
+            known, plant = self._of(contexts[i].sequence_id), Plant(contexts[i], allowed[i], drafts[i])
+            self._grow(plant, logits, self._shape(known.values, len(drafts[i]), allowed[i]))
+            grown[i], known.kinds = plant.draft(), plant.kinds
+        return grown
 
     def observe(self, results: Sequence[RoundResult]) -> None:
         for result in results:
@@ -109,35 +121,39 @@ class MedusaDrafter:
             known = self._known[sequence_id] = _Known(NodeValues(self._priors))
         return known
 
-    def _extended(self, context: Context, budget: Budget, draft: Draft) -> Draft:
+    def _allowed(self, context: Context, budget: Budget, draft: Draft) -> Budget:
+        """The budget as far as the heads reach; depth 0 where they cannot, or need not, be asked."""
         known = self._of(context.sequence_id)
         known.kinds = {}
         depth = min(budget.depth, self._heads.count)
         if not draft.nodes.is_chain or budget.nodes <= len(draft) or depth <= len(draft):
-            return draft
+            return Budget(0, 0)
         if self._window is not None:
             depth = min(depth, self._window - len(context.tokens))
-            if depth <= len(draft):
-                self.limits["draft_context_window"] += 1
-                return draft
-        state = known.newest.state
-        if state is None:
-            self.limits["draft_features"] += 1
-            return draft
+        if depth <= len(draft):
+            return self._skipped("draft_context_window")
+        if known.newest.state is None:
+            return self._skipped("draft_features")
         assert known.newest.length == len(context.tokens) - 1, "every round is observed"
-        with torch.no_grad():  # one state at a time, so that its rows are the same in any batch
-            rows = self._heads.target_rows(state[None], depth)[0]
-        plant = Plant(context, Budget(depth, budget.nodes), draft)
-        self._grow(plant, rows, self._shape(known.values, len(draft), depth, budget.nodes - len(draft)))
-        known.kinds = plant.kinds
-        return plant.draft()
+        return Budget(depth, budget.nodes)
 
-    def _shape(self, values: NodeValues, start: int, depth: int, nodes: int) -> Mapping[Ranks, int]:
+    def _skipped(self, reason: str) -> Budget:
+        self.limits[reason] += 1
+        return Budget(0, 0)
+
+    def _rows(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[torch.Tensor]:
+        """The rows [depth, vocab] of each sequence, the same in any batch."""
+        states = [self._of(context.sequence_id).newest.known() for context in contexts]
+        with torch.no_grad():
+            if states and self._heads.row_invariant:
+                return list(self._heads.target_rows(torch.stack(states), max(depths)))
+            return [self._heads.target_rows(state[None], depth)[0] for state, depth in zip(states, depths)]
+
+    def _shape(self, values: NodeValues, start: int, budget: Budget) -> Mapping[Ranks, int]:
         """The likeliest tree below a chain of `start` tokens."""
-        chances = [
-            [values.chance((head, rank)) for rank in range(self._topk)] for head in range(start, depth)
-        ]
-        return likeliest_tree(chances, nodes)
+        heads = range(start, budget.depth)
+        chances = [[values.chance((head, rank)) for rank in range(self._topk)] for head in heads]
+        return likeliest_tree(chances, budget.nodes - start)
 
     def _grow(self, plant: Plant, rows: torch.Tensor, shape: Mapping[Ranks, int]) -> None:  # [depth, vocab]
         level: list[tuple[Ranks, int]] = [((), plant.frontier[0])]
@@ -180,6 +196,10 @@ class _Read:
 
     length: int = 0
     state: torch.Tensor | None = None
+
+    def known(self) -> torch.Tensor:  # [hidden]
+        assert self.state is not None, "asked only where the state was seen"
+        return self.state
 
 
 @dataclass(eq=False)

@@ -28,6 +28,7 @@ class MedusaHeads(nn.Module):
     target's hidden states, or a tensor is missing, unknown or of another shape.
     """
 
+    row_invariant = False  # torch chooses other kernels for other numbers of rows
     norm: torch.Tensor  # [hidden]
     token_map: torch.Tensor | None  # [draft_vocab] int64
 
@@ -82,8 +83,10 @@ class MedusaHeads(nn.Module):
     def swap_products(self, make: Callable[[torch.Tensor, torch.Tensor | None], Product]) -> None:
         """Puts `make(weight, bias)` in the place of every matrix product, and frees the module's own matrix.
 
-        For inference alone: the heads can no longer be trained or exported.
+        The result of a row must not depend on its neighbours: states are then read together (`row_invariant`). For
+        inference alone: the heads can no longer be trained or exported.
         """
+        self.row_invariant = True
         for head in cast("list[nn.ModuleDict]", list(self.heads)):
             for name, linear in list(head.items()):
                 assert isinstance(linear, nn.Linear), "products are swapped once"

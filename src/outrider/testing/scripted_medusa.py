@@ -86,6 +86,8 @@ class ScriptedMedusa:
 class _Script:
     """Heads that read a place and look its text up."""
 
+    row_invariant = True
+
     def __init__(self, texts: Mapping[int, Sequence[int]], vocab_size: int, count: int, corrupted: float,
                  seed: int) -> None:  # fmt: skip
         self.count = count
