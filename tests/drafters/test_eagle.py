@@ -23,6 +23,8 @@ from outrider.core.sampling import SamplingParams
 from outrider.drafters.eagle import EagleDrafter
 from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
+from outrider.models.eagle_head import EagleHead
+from outrider.models.eagle_shapes import fresh_head
 from outrider.models.head_cache import CachedHead
 from outrider.testing.contract import check_drafter
 from outrider.testing.scripted_head import ScriptedHead
@@ -251,6 +253,20 @@ def test_a_token_beyond_its_vocabulary_stops_it() -> None:
     assert drafted(drafter, text[:4]) == EMPTY_DRAFT
     assert drafter.limits == {"draft_vocabulary": 2}
     assert not head.open_sequences
+
+
+def test_a_head_keeps_its_own_precision() -> None:
+    """Placement is the head's own: features are converted as they come, and the text is the target's."""
+    target = ToyTarget(VOCAB, seed=2, order=3, sharpness=3.0)
+    files = fresh_head(tiny_eagle3(target).head.config, seed=3)
+    module = EagleHead(files, target.token_weights(), num_layers=4, dtype=torch.bfloat16)
+    drafter = EagleDrafter(CachedHead(module), target_vocab_size=VOCAB, topk=2)
+    engine = Engine(Parts(target, drafter, RuleBook(), FixedController(Budget(3, 6))))
+    sampling = SamplingParams(temperature=0.0, max_tokens=30)
+    done = engine.submit(Request(0, tuple(TEXT[:5]), sampling, 0, Guarantee.SAME_TEXT))
+    run_to_end(engine, [done])
+    assert list(done.token_ids) == TEXT[5:35]
+    assert done.stats.num_spec_steps > 0
 
 
 @pytest.mark.parametrize(("topk", "share"), [(1, 0.7), (3, 0.85)])

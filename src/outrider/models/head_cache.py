@@ -90,8 +90,9 @@ class CachedHead:
     @torch.inference_mode()
     def extend(self, entries: Sequence[Entries]) -> None:
         """See `DraftHead.extend`."""
-        fused = self.head.fuse(torch.cat([each.features for each in entries]))
-        new = torch.split(fused, [len(each.features) for each in entries])
+        features = torch.cat([each.features for each in entries])
+        fused = self.head.fuse(_grouped(features))
+        new = torch.split(fused[: len(features)], [len(each.features) for each in entries])
         jobs: list[_Job] = []
         for each, states in zip(entries, new):
             memory = self._open(each.sequence_id)
@@ -143,13 +144,10 @@ class CachedHead:
 
     def _run(self, jobs: Sequence[_Job]) -> Thoughts:
         """One forward over the rows of all jobs, padded to the group of rows that row-invariant products want."""
-        device, rows = self.head.embedding.device, jobs[-1].end
-        pad = -rows % MIN_ROWS
-        tokens = [token for job in jobs for token in job.tokens] + [0] * pad
-        positions = [position for job in jobs for position in job.positions] + [0] * pad
-        states = torch.cat(
-            [*(job.states for job in jobs), jobs[0].states.new_zeros(pad, self.head.arch.hidden)]
-        )
+        device, states = self.head.embedding.device, _grouped(torch.cat([job.states for job in jobs]))
+        padding = [0] * (len(states) - jobs[-1].end)
+        tokens = [token for job in jobs for token in job.tokens] + padding
+        positions = [position for job in jobs for position in job.positions] + padding
 
         def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
             read = torch.zeros_like(queries)
@@ -164,9 +162,7 @@ class CachedHead:
         return thoughts
 
     def _logits(self, spoken: torch.Tensor) -> torch.Tensor:  # [rows, hidden] -> [rows, vocab]
-        rows = len(spoken)
-        padded = torch.nn.functional.pad(spoken, (0, 0, 0, -rows % MIN_ROWS))
-        return self.head.logits(padded)[:rows]
+        return self.head.logits(_grouped(spoken))[: len(spoken)]
 
 
 class _Memory:
@@ -232,6 +228,12 @@ class _Job:
         cache.values[0][:, where] = values.transpose(0, 1)
         read = slice(0, self.slots.stop)
         return attention(queries, cache.keys[0][:, read], cache.values[0][:, read], self.visible)
+
+
+def _grouped(rows: torch.Tensor) -> torch.Tensor:  # [n, ...] -> [n rounded up, ...]
+    """Zeros below the rows, up to the group in which the sum of a row does not hang on the others."""
+    pad = -len(rows) % MIN_ROWS
+    return torch.cat([rows, rows.new_zeros(pad, *rows.shape[1:])]) if pad else rows
 
 
 def _certain_job(memory: _Memory, entries: Entries, end: int, first: int) -> _Job:
