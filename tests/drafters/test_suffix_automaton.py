@@ -101,6 +101,14 @@ def test_a_match_goes_on_with_its_longest_end_that_occurs() -> None:
     assert found.after(found.find([1, 2]), 7) == found.find([]) == Match(0, 0)
 
 
+def test_the_longest_context_that_was_followed_is_found() -> None:
+    found = automaton([[1, 2, 3, 9, 2, 3]], 8)
+    assert (found.end.length, found.followed(found.end).length) == (6, 2)
+    assert found.followed(found.find([1, 2])).length == 2
+    once = automaton([[1, 2]], 8)
+    assert (once.end.length, once.followed(once.end).length) == (2, 0)
+
+
 def worst_texts(length: int) -> dict[str, list[int]]:
     rng = random.Random(1)
     words = [[rng.randrange(50_000) for _ in range(rng.randrange(1, 9))] for _ in range(60)]

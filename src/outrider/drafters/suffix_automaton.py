@@ -8,7 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 BYTES_PER_TOKEN = 1100
-"""No automaton holds more bytes for a token that it has read."""
+"""No automaton holds more bytes per token that it has read: at most two states of 140 bytes with their dicts."""
 _ROOT = 0
 _SLOT = 9  # bytes of an entry of a list, what the list holds in reserve included
 _NUMBER = 28  # bytes of an integer above the small ones that Python keeps ready
@@ -35,7 +35,7 @@ class SuffixAutomaton:
 
     A state stands for the parts that end at the same places; its link leads to their longest common end that ends at
     more places. *Contexts* are ends of at most `longest` tokens; what followed them is counted exactly. A token read
-    costs O(1) amortised for the states, at most two of them, and one step per context for the counts.
+    costs O(1) amortised for the states, of which it makes two at most, and a step per context for the counts.
     """
 
     def __init__(self, longest: int) -> None:
@@ -50,12 +50,14 @@ class SuffixAutomaton:
         self._followed = [0]  # those of them that a token follows, for contexts
         self._best: list[int | None] = [None]  # the token that does so most often, of equals the latest
         self._last = _ROOT
-        self._end = Match(_ROOT, 0)
+        self._end = _ROOT  # the state of the last tokens read, at most one more than a context holds
+        self._end_length = 0
 
     @property
     def end(self) -> Match:
         """The longest context at the end of what was read."""
-        return self._capped(*self._end)
+        length = min(self._end_length, self._longest)
+        return Match(self._holding(self._end, length), length)
 
     @property
     def memory_bytes(self) -> int:
@@ -66,7 +68,8 @@ class SuffixAutomaton:
     def begin(self) -> None:
         """What is read next starts a text of its own."""
         self.texts += 1
-        self._last, self._end = _ROOT, Match(_ROOT, 0)
+        self._last = self._end = _ROOT
+        self._end_length = 0
 
     def read(self, tokens: Iterable[int]) -> None:
         """Takes in how the text goes on."""
@@ -90,7 +93,8 @@ class SuffixAutomaton:
                 return Match(_ROOT, 0)
             state = self._link[state]
             length = self._length[state]
-        return self._capped(self._next[state][token], length + 1)
+        length = min(length + 1, self._longest)
+        return Match(self._holding(self._next[state][token], length), length)
 
     def followed(self, match: Match) -> Match:
         """The longest context at the end of the match that something follows."""
@@ -101,7 +105,8 @@ class SuffixAutomaton:
         return Match(state, length)
 
     def guesses(self, match: Match) -> Iterator[Guess]:
-        """The best guess of every context at the end of the match that was followed, longest first, none for ''."""
+        """The best guess of every context at the end of the match that was followed, longest first; the empty one
+        is not asked."""
         state, length = match
         while state != _ROOT:
             token = self._best[state]
@@ -164,30 +169,28 @@ class SuffixAutomaton:
         return len(self._link) - 1
 
     def _tally(self, token: int) -> None:
-        """Counts the new token below every context that it follows; `_end` moves on to what it ends."""
+        """Counts the new token below every context that it follows."""
         following, link, count, best = self._next, self._link, self._count, self._best
-        context, length = self._capped(*self._end)  # the state may have been split, and the end be too long
-        self._end = Match(following[context][token], length + 1)
-        state = self._capped_at(*self._end)
+        length = min(self._end_length, self._longest)
+        context = self._holding(self._end, length)  # the state may have been split since
+        self._end = state = self._holding(following[context][token], length + 1)
+        self._end_length = length + 1
         while state != _ROOT:
             count[state] += 1
             state = link[state]
         state = context
         while True:
             self._followed[state] += 1
-            favourite, below = best[state], following[state]
-            if favourite is None or count[below[token]] >= count[below[favourite]]:
-                best[state] = token
+            favourite = best[state]
+            if favourite != token:
+                below = following[state]
+                if favourite is None or count[below[token]] >= count[below[favourite]]:
+                    best[state] = token
             if state == _ROOT:
                 return
             state = link[state]
 
-    def _capped(self, state: int, length: int) -> Match:
-        """The context at the end of a state's part of `length` tokens."""
-        length = min(length, self._longest)
-        return Match(self._capped_at(state, length), length)
-
-    def _capped_at(self, state: int, length: int) -> int:
+    def _holding(self, state: int, length: int) -> int:
         """The state that holds the last `length` tokens of the parts of `state`."""
         link, lengths = self._link, self._length
         while state != _ROOT and lengths[link[state]] >= length:
