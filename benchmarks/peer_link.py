@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -103,32 +100,6 @@ def bandwidth_gbs(threads: int) -> float:
         block.sum()
         best = min(best, time.perf_counter() - start)
     return block.nbytes / best / 1e9
-
-
-def middle(values: Sequence[float]) -> dict[str, float]:
-    """The median with the range, as every figure is reported."""
-    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
-
-
-def shown(figure: dict[str, float], digits: int) -> str:
-    return f"{figure['median']:.{digits}f} ({figure['low']:.{digits}f}–{figure['high']:.{digits}f})"
-
-
-def machine() -> dict[str, Any]:
-    """What a figure needs beside it: processor, cores, system, and the commit of the code."""
-    info = Path("/proc/cpuinfo")
-    names = [n.split(":")[1].strip() for n in info.read_text().splitlines() if n.startswith("model name")]
-    here = Path(__file__).parent
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
-    )
-    return {
-        "processor": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
-        "system": platform.platform(),
-        "commit": commit.stdout.strip(),
-        "load": os.getloadavg()[0],
-    }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,6 @@ not, repeat by repeat. The last line is JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,19 @@ from typing import Any
 
 from peer_entries import CLASSES, Entry, chosen
 from peer_error import errors, read_prompts
-from peer_link import Places, Worker, add_arguments, bandwidth_gbs, machine, middle, opened, places_of, shown
+from peer_link import Places, Worker, bandwidth_gbs, opened, places_of
+from peer_report import (
+    error_cells,
+    machine,
+    middle,
+    parser_of,
+    print_bandwidth,
+    print_head,
+    print_result,
+    print_row,
+    settings_of,
+    shown,
+)
 from peer_tokens import END
 
 Prompts = Sequence[Sequence[int]]
@@ -127,12 +138,12 @@ def summary(runs: Sequence[Run], found: dict[str, Texts]) -> dict[str, Any]:
 def print_class(
     width: str, runs: Sequence[Run], result: dict[str, Any], prompts: int, error: dict[str, Any]
 ) -> None:
-    print(f"\n### {width}\n\n| run | tokens/s | texts kept | KL, nats | top-1 |\n|---|---|---|---|---|")
+    print(f"\n### {width}\n")
+    print_head(["run", "tokens/s", "texts kept"])
     for run in runs:
-        row, wrong = result["runs"][run.name], error.get(run.entry.name)
-        shares = [f"{wrong['kl_nats']:.5f}", f"{wrong['top1']:.3f}"] if wrong else ["", ""]
+        row = result["runs"][run.name]
         kept = "" if run.lookup is None else f"{row['kept']} of {prompts}"
-        print("| " + " | ".join([run.name, shown(row["tokens_per_second"], 1), kept, *shares]) + " |")
+        print_row([run.name, shown(row["tokens_per_second"], 1), kept, *error_cells(run.entry, error)])
     if "ratio" in result:
         print(f"\n{result['ours']} / {result['fastest_peer']}: {shown(result['ratio'], 2)}")
 
@@ -154,14 +165,11 @@ def compare(
     found, probes = measure(runs, places, prompts, options)
     result = summary(runs, found)
     print_class(width, runs, result, len(prompts), error)
-    print(
-        f"\nRead bandwidth before each repeat, GB/s: {', '.join(f'{probe:.1f}' for probe in probes)}",
-        flush=True,
-    )
+    print_bandwidth("before each repeat", probes)
     result["tried"] = {run.name: rate for rates in tried.values() for run, rate in rates.items()}
-    result["settings"] = {entry.name: places.settings_of(entry) for entry in kept}
     return {
         **result,
+        "settings": settings_of(kept, places),
         "rates": {n: t.rates for n, t in found.items()},
         "error": error,
         "bandwidth_gbs": probes,
@@ -169,16 +177,10 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_arguments(parser)
+    parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=12, help="only the first so many")
-    parser.add_argument(
-        "--error-tokens", type=int, default=64, help="tokens per prompt for the error; 0: no error"
-    )
     options = parser.parse_args()
     places = places_of(options)
     entries = chosen(list(places.pythons), options.only)
@@ -187,11 +189,7 @@ def main() -> None:
         of_class = [entry for entry in entries if entry.width == width]
         if of_class:
             results[width] = compare(width, of_class, places, options)
-    print(
-        json.dumps(
-            {"machine": facts, "threads": options.threads, "tokens": options.tokens, "classes": results}
-        )
-    )
+    print_result(facts, options, {"tokens": options.tokens, "classes": results})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ its cache cannot be set back. `KL` is the error against float32 (`peer_error.py`
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -20,7 +19,19 @@ from typing import Any
 
 from peer_entries import Entry, chosen
 from peer_error import errors, read_prompts
-from peer_link import Worker, add_arguments, bandwidth_gbs, machine, middle, opened, places_of, shown
+from peer_link import Worker, bandwidth_gbs, opened, places_of
+from peer_report import (
+    error_cells,
+    machine,
+    middle,
+    parser_of,
+    print_bandwidth,
+    print_head,
+    print_result,
+    print_row,
+    settings_of,
+    shown,
+)
 
 WIDTHS = (1, 2, 4, 8, 12, 16)
 SEQUENCES = 8
@@ -68,18 +79,7 @@ def summary(figures: Figures) -> dict[str, Any]:
 
 def print_table(entries: Sequence[Entry], found: dict[str, dict[str, Any]], error: dict[str, Any]) -> None:
     columns = [f"T={width}" for width in WIDTHS]
-    heads = [
-        "class",
-        "engine",
-        *columns,
-        "T8/T1",
-        f"{SEQUENCES} x 1",
-        f"prefill {PREFILL}, tokens/s",
-        "KL, nats",
-        "top-1",
-    ]
-    print("| " + " | ".join(heads) + " |")
-    print("|" + "---|" * len(heads))
+    print_head(["class", "engine", *columns, "T8/T1", f"{SEQUENCES} x 1", f"prefill {PREFILL}, tokens/s"])
     for entry in entries:
         row = found[entry.name]
         cells = [entry.width, entry.name, *(shown(row[column], 1) for column in columns)]
@@ -87,23 +87,14 @@ def print_table(entries: Sequence[Entry], found: dict[str, dict[str, Any]], erro
         batch = row.get(f"{SEQUENCES} x 1")
         cells.append("" if batch is None else shown(batch, 1))
         cells.append(shown(row["prefill"], 0))
-        cells += (
-            [f"{error[entry.name]['kl_nats']:.5f}", f"{error[entry.name]['top1']:.3f}"] if error else ["", ""]
-        )
-        print("| " + " | ".join(cells) + " |")
+        print_row([*cells, *error_cells(entry, error)])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_arguments(parser)
+    parser = parser_of(__doc__)
     parser.add_argument("--cached", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--count", type=int, default=5, help="passes per engine, width and round")
-    parser.add_argument(
-        "--error-tokens", type=int, default=64, help="tokens per prompt for the error; 0: no error"
-    )
     options = parser.parse_args()
     places = places_of(options)
     entries = chosen(list(places.pythons), options.only)
@@ -115,16 +106,16 @@ def main() -> None:
         figures, probes = measure(workers, options)
     found = {name: summary(values) for name, values in figures.items()}
     print_table(entries, found, error)
-    print(f"\nRead bandwidth before each round, GB/s: {', '.join(f'{probe:.1f}' for probe in probes)}\n")
-    settings = {entry.name: {"class": entry.width, **places.settings_of(entry)} for entry in entries}
+    print_bandwidth("before each round", probes)
     result = {
+        "cached": options.cached,
         "figures": found,
         "rounds": figures,
         "error": error,
-        "settings": settings,
+        "settings": settings_of(entries, places),
         "bandwidth_gbs": probes,
     }
-    print(json.dumps({"machine": facts, "threads": options.threads, "cached": options.cached, **result}))
+    print_result(facts, options, result)
 
 
 if __name__ == "__main__":
