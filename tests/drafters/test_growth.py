@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from outrider.core.accept import Block, TokenLevel, Traversal
 from outrider.core.law import Drawn, DrawnWithoutReplacement, Floats, NodeLaw, PointMass
 from outrider.core.noise import Noise, Place
 from outrider.core.protocols import AcceptanceRule
-from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Guarantee
+from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Guarantee, RoundResult, Scores
 from outrider.core.sampling import SamplingParams
 from outrider.drafters.growth import Growth, SampleMethod, ScoreDrafts
 from outrider.errors import ConfigError
@@ -208,13 +209,60 @@ def test_the_child_that_noise_chose_first_is_always_expanded(guarantee: Guarante
 
 
 @pytest.mark.parametrize("nodes", [1, 3, 4, 7, 16, 30])
-@pytest.mark.parametrize("sampling", [HOT, SamplingParams(temperature=0.0)])
-def test_budgets_are_spent_evenly_over_the_levels(nodes: int, sampling: SamplingParams) -> None:
-    draft = grown(Growth(VOCAB, topk=4), context(sampling=sampling), Budget(4, nodes))
+def test_what_is_drawn_is_spread_evenly_over_the_levels(nodes: int) -> None:
+    draft = grown(Growth(VOCAB, topk=4), context(), Budget(4, nodes))
     assert len(draft) == nodes
     widths = [draft.nodes.depths.count(depth) for depth in range(1, 5)]
     assert max(draft.nodes.depths) == min(4, nodes)
     assert max(widths) - min(widths[: min(4, nodes)]) <= 1 or nodes == 30
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 7, 12])
+def test_of_point_masses_the_most_probable_paths_are_kept(nodes: int) -> None:
+    """Against all paths of three tokens: with as many children as tokens nothing is cut on the way."""
+    growth = Growth(VOCAB, topk=VOCAB, sample_method=SampleMethod.GREEDY)
+    draft = grown(growth, context(), Budget(3, nodes))
+    chances: dict[tuple[int, ...], float] = {}
+    for length in (1, 2, 3):
+        for path in itertools.product(range(VOCAB), repeat=length):
+            text = [1, 2, 3, *path]
+            laws = (law_of(text[: 3 + index]) for index in range(length))
+            chances[path] = float(np.prod([law[token] for law, token in zip(laws, path)]))
+    found = {draft.nodes.path_tokens(node) for node in range(len(draft))}
+    assert len(found) == nodes
+    assert found == set(sorted(chances, key=lambda path: -chances[path])[:nodes])
+
+
+def law_of(text: Sequence[int]) -> Floats:
+    logits = LANGUAGE(text)
+    weights: Floats = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+def test_values_of_ranked_children_follow_what_this_text_kept() -> None:
+    """A draft model that is never right loses its place to siblings; one that always is keeps chains."""
+    place = context(seed=3, guarantee=Guarantee.SAME_TEXT)
+    shapes = {}
+    for name, kept in (("first", True), ("never", False)):
+        growth = Growth(VOCAB, topk=3)
+        for _ in range(60):
+            draft = grown(growth, place, Budget(4, 6))
+            path = _leftmost(draft) if kept else ()
+            tokens = tuple(draft.nodes.tokens[node] for node in path)
+            growth.observe([RoundResult(place.sequence_id, (*tokens, 0), path, draft, Scores(torch.empty(0)))])
+        shapes[name] = grown(growth, place, Budget(4, 6)).nodes
+    assert max(shapes["first"].depths) == 4
+    assert max(shapes["never"].depths) <= max(shapes["first"].depths)
+    assert shapes["first"] != shapes["never"]
+
+
+def _leftmost(draft: Draft) -> tuple[int, ...]:
+    path: list[int] = []
+    row = 0
+    while draft.nodes.children[row]:
+        path.append(draft.nodes.children[row][0])
+        row = path[-1] + 1
+    return tuple(path)
 
 
 def test_a_given_chain_grows_from_its_leaf_and_a_tree_is_left_alone() -> None:

@@ -5,6 +5,7 @@ Rules ask for decisions, never for numbers, so that `testing.branching` can walk
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass
 from enum import IntEnum
@@ -41,6 +42,18 @@ class Place:
     row: int
 
 
+@dataclass(frozen=True)
+class Contest:
+    """The best tokens of a row under the text's noise, and how clearly each stands.
+
+    `leads[0]` is how far the first is ahead of the second, `leads[r]` how far rank r is behind the first, in nats of
+    perturbed logits; infinite where there is no other.
+    """
+
+    tokens: tuple[int, ...]
+    leads: tuple[float, ...]
+
+
 class Noise(Protocol):
     """The decisions of one round of one request. Pure: asking twice gives the same answer."""
 
@@ -49,6 +62,9 @@ class Noise(Protocol):
 
     def ranked(self, law: NodeLaw, count: int, place: Place) -> tuple[int, ...]:
         """Up to `count` tokens, best first, ranked by `law` under the noise that `argmax` uses."""
+
+    def contest(self, law: NodeLaw, count: int, place: Place) -> Contest:
+        """What `ranked` answers, with leads: for drafters, which may guess by them; no rule asks."""
 
     def draw(self, law: NodeLaw, count: int, place: Place) -> tuple[int, ...]:
         """Up to `count` distinct tokens drawn from `law` without replacement, in drawing order."""
@@ -115,11 +131,14 @@ class RoundNoise:
         return self.ranked(law, 1, place)[0]
 
     def ranked(self, law: NodeLaw, count: int, place: Place) -> tuple[int, ...]:
-        if law.greedy:
-            return _best(law, law.logits, count)
-        return _best(
-            law, law.logits + gumbel(self.seed, self.start + place.depth, _ids(law), Purpose.TEXT), count
-        )
+        return _best(law, self._perturbed(law, place), count)
+
+    def contest(self, law: NodeLaw, count: int, place: Place) -> Contest:
+        scores = self._perturbed(law, place)
+        best = largest(scores, max(count, 2))
+        behind = scores[best[0]] - scores[best]
+        leads = (float(behind[1]) if len(best) > 1 else math.inf, *behind[1:].tolist())
+        return Contest(tuple(law.token(int(index)) for index in best[:count]), leads[:count])
 
     def draw(self, law: NodeLaw, count: int, place: Place) -> tuple[int, ...]:
         return _best(law, law.logits + self._gumbel(law, Purpose.DRAFT, place), count)
@@ -132,6 +151,11 @@ class RoundNoise:
     def choose(self, probs: Floats, place: Place) -> int:
         law = NodeLaw.of_probs(probs)
         return _best(law, law.logits + self._gumbel(law, Purpose.RESIDUAL, place), 1)[0]
+
+    def _perturbed(self, law: NodeLaw, place: Place) -> Floats:  # [s]
+        if law.greedy:
+            return law.logits
+        return law.logits + gumbel(self.seed, self.start + place.depth, _ids(law), Purpose.TEXT)
 
     def _gumbel(self, law: NodeLaw, purpose: Purpose, place: Place) -> Floats:
         return gumbel(self.seed, self.start + place.depth, _ids(law), self._purpose(purpose, place))

@@ -60,7 +60,8 @@ class ModelDrafter:
         return grown
 
     def observe(self, results: Sequence[RoundResult]) -> None:
-        """The text is read when a draft is asked for."""
+        """Counts which guesses were kept; the text is read when a draft is asked for."""
+        self._growth.observe(results)
 
     def fork(self, parent_id: int, sequence_id: int, length: int) -> None:
         parent = self._known.get(parent_id)
@@ -71,6 +72,7 @@ class ModelDrafter:
         self._known[sequence_id] = _Known(parent.tokens[:cached], cached)
 
     def forget(self, sequence_id: int) -> None:
+        self._growth.forget(sequence_id)
         if self._known.pop(sequence_id, None) is not None:
             self.lm.release(sequence_id)
 

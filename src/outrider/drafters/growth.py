@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from bisect import bisect
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
 
 import numpy as np
 import torch
 
 from outrider.core.largest import largest
-from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Floats, Law, NodeLaw
+from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Floats, NodeLaw
 from outrider.core.noise import Place
-from outrider.core.records import Budget, Context, Draft, Group, Guarantee
+from outrider.core.records import Budget, Context, Draft, Guarantee, RoundResult
 from outrider.core.target_law import host_row
-from outrider.core.tree import TokenTree
+from outrider.drafters.plant import Plant
+from outrider.drafters.values import NodeValues
 from outrider.errors import ConfigError, ScoreError
 
 ScoreDrafts = Callable[[Sequence[Context], Sequence[Draft]], list[torch.Tensor]]
 """One forward of a draft model: rows of pending token and nodes, [n + 1, draft vocab] per sequence."""
 
-# The chance that the r-th child chosen by noise is kept: 0.57 * 0.36^r (a synthetic middle regime). It
-# hangs on the rank and hardly on q: a drawn token of small q is kept about as often as one of large q.
-_FIRST_RANK, _NEXT_RANK = 0.57, 0.36
+_WIDEST = 8  # ranks told apart
+LEADS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Between the classes of leads that are told apart, in nats."""
+
+# How often a child was kept whose parent was, before a text has shown its own share (docs/log.md, node values). With
+# noise shared it hangs on the rank and the lead and hardly on the draft's own probability; the same of drawn ones.
+_DRAWN = tuple(0.57 * 0.36**rank for rank in range(_WIDEST))
+_LEADING = (0.35, 0.42, 0.52, 0.66, 0.82, 0.95)
+_TRAILING = (0.30, 0.24, 0.17, 0.09, 0.03, 0.005)
+PRIORS: Mapping[Hashable, float] = {
+    **{("drawn", rank): chance for rank, chance in enumerate(_DRAWN)},
+    **{("ranked", 0, lead): chance for lead, chance in enumerate(_LEADING)},
+    **{("ranked", rank, lead): chance / rank for rank in range(1, _WIDEST) for lead, chance in enumerate(_TRAILING)},
+}
 
 
 class SampleMethod(str, Enum):
@@ -34,7 +46,6 @@ class SampleMethod(str, Enum):
     GREEDY = "greedy"
 
 
-@dataclass(frozen=True)
 class Growth:
     """How drafts grow. `topk` 1 draws chains; more draws trees whose nodes have up to `topk` children.
 
@@ -45,20 +56,24 @@ class Growth:
     * `same_distribution`: drawn, without replacement when there are more than one;
     * `SampleMethod.GREEDY`: the most probable tokens, point masses, whatever the guarantee.
 
-    A level gets an even share of the nodes left. They go where a child is likeliest to be kept, and rows of
-    any node may decide that; but the number of children is fixed before they are drawn, and a drawn child is
-    never dropped or moved (docs/exactness.md). A row without a law (NaN) gets no children: the target decides there.
+    Point masses grow as EAGLE-2 does (2406.16858): each level expands the `topk` likeliest of its nodes, and of all
+    nodes those likeliest to be kept stay. What is drawn may not be dropped: there a level gets an even share of the
+    nodes left, and the number of children is fixed before they are drawn; rows of any node may decide where they go. A
+    row without a law (NaN) gets no children: the target decides there.
+
+    How likely a node is to be kept: at temperature 0 and for greedy drafts its own probability, with noise the share of
+    its like that was kept in this text (`NodeValues`), which `observe` keeps count of.
 
     `vocab_size` is the target's: shorter rows are padded with -inf, longer ones cut. Raises `ConfigError`.
     """
 
-    vocab_size: int
-    topk: int = 1
-    sample_method: SampleMethod = SampleMethod.PROBABILISTIC
-
-    def __post_init__(self) -> None:
-        if self.topk < 1:
-            raise ConfigError(f"topk must be at least 1, not {self.topk}")
+    def __init__(self, vocab_size: int, topk: int = 1,
+                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC) -> None:  # fmt: skip
+        if topk < 1:
+            raise ConfigError(f"topk must be at least 1, not {topk}")
+        self.vocab_size, self.topk, self.sample_method = vocab_size, topk, sample_method
+        self._values: dict[int, NodeValues] = {}
+        self._kinds: dict[int, Mapping[int, Hashable]] = {}  # of the nodes grown last, by sequence
 
     def grow(self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft],
              score: ScoreDrafts) -> list[Draft]:  # fmt: skip
@@ -66,62 +81,82 @@ class Growth:
 
         Below a given chain it goes on where the chain ends; a given tree is returned as it is.
         """
-        plants = [_Plant(*job) for job in zip(contexts, budgets, drafts)]
+        plants = [Plant(*job) for job in zip(contexts, budgets, drafts)]
         while growing := [plant for plant in plants if plant.grows]:
             rows = score([plant.context for plant in growing], [plant.draft() for plant in growing])
             for plant, logits in zip(growing, rows):
-                self._add_level(plant, logits)
+                if self._choice(plant.context) is _Choice.DRAWN:
+                    self._draw_level(plant, logits)
+                else:
+                    self._choose_level(plant, logits)
+        self._kinds |= {plant.context.sequence_id: plant.kinds for plant in plants if plant.kinds}
         return [plant.draft() for plant in plants]
 
-    def _add_level(self, plant: _Plant, logits: torch.Tensor) -> None:  # [n + 1, draft vocab]
-        choice = self._choice(plant.context)
-        rows = sorted(plant.frontier, key=lambda row: -plant.values[row])[: self.topk]
-        if choice is _Choice.BEST:
-            buds = [self._known_bud(plant, row, logits[row]) for row in rows]
-        else:
-            buds = [self._unknown_bud(plant, row) for row in rows]
-        counts = _allot(buds, plant.share())
-        plant.frontier = []
-        for bud, count in zip(buds, counts):
-            if count and choice is _Choice.BEST:
-                plant.add(bud.row, bud.tokens[:count], POINT_MASS, bud.values)
-            elif count:
-                self._add_by_noise(plant, bud, logits[bud.row], count)
+    def observe(self, results: Sequence[RoundResult]) -> None:
+        """Counts what became of the nodes grown last."""
+        for result in results:
+            kinds = self._kinds.pop(result.sequence_id, None)
+            if kinds:
+                self._values_of(result.sequence_id).observe(result, kinds)
 
-    def _known_bud(self, plant: _Plant, row: int, logits: torch.Tensor) -> _Bud:  # [draft vocab]
-        """The row with its most probable children; with none where it has no law."""
-        law = self._law(plant, row, logits)
-        if law is None:
-            return _Bud(row, (), ())
+    def forget(self, sequence_id: int) -> None:
+        """Frees what is known of a sequence."""
+        self._values.pop(sequence_id, None)
+        self._kinds.pop(sequence_id, None)
+
+    def _choose_level(self, plant: Plant, logits: torch.Tensor) -> None:  # [n + 1, draft vocab]
+        for row in plant.next_level(self.topk):
+            law = self._law(plant, row, logits)
+            if law is None:
+                continue
+            if self._choice(plant.context) is _Choice.RANKED:
+                tokens, steps, kinds = self._ranked(plant, row, law)
+            else:
+                (tokens, steps), kinds = self._most_probable(law, logits[row]), ()
+            plant.add(row, tokens, POINT_MASS, [plant.values[row] + step for step in steps], kinds)
+        plant.keep_best()
+
+    def _ranked(
+        self, plant: Plant, row: int, law: NodeLaw
+    ) -> tuple[tuple[int, ...], list[float], tuple[Hashable, ...]]:
+        """The best tokens of a row under the text's noise, the log chances of each, and their kinds."""
+        place = Place(plant.depths[row], row)
+        if self.topk == 1:
+            return plant.context.noise.ranked(law, 1, place), [0.0], ()
+        contest = plant.context.noise.contest(law, self.topk, place)
+        kinds = tuple(
+            ("ranked", min(rank, _WIDEST - 1), bisect(LEADS, lead)) for rank, lead in enumerate(contest.leads)
+        )
+        values = self._values_of(plant.context.sequence_id)
+        return contest.tokens, [values.log_chance(kind) for kind in kinds], kinds
+
+    def _most_probable(self, law: NodeLaw, row: torch.Tensor) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The most probable tokens of a row [draft vocab], with their log-probabilities."""
         if not law.greedy:
-            tokens, steps = _most_probable(law.logits, self.topk)
-            tokens = tuple(law.token(index) for index in tokens)
-        elif self.topk == 1:
-            tokens, steps = (law.token(0),), (0.0,)
-        else:
-            tokens, steps = _around(law.token(0), _fitted(logits, self.vocab_size), self.topk)
-        return _Bud(row, tokens, tuple(plant.values[row] + step for step in steps))
+            indices, steps = _most_probable(law.logits, self.topk)
+            return tuple(law.token(index) for index in indices), steps
+        if self.topk == 1:
+            return (law.token(0),), (0.0,)
+        return _around(law.token(0), _fitted(row, self.vocab_size), self.topk)
 
-    def _unknown_bud(self, plant: _Plant, row: int) -> _Bud:
-        """The row before noise chooses its children: their ranks alone say how likely they are to be kept."""
-        steps = (math.log(_FIRST_RANK) + rank * math.log(_NEXT_RANK) for rank in range(self.topk))
-        return _Bud(row, (), tuple(plant.values[row] + step for step in steps))
+    def _draw_level(self, plant: Plant, logits: torch.Tensor) -> None:  # [n + 1, draft vocab]
+        share = plant.share()
+        values = self._values_of(plant.context.sequence_id)
+        kinds = [("drawn", min(rank, _WIDEST - 1)) for rank in range(self.topk)]
+        steps = [values.log_chance(kind) for kind in kinds]
+        rows = plant.next_level(self.topk)
+        ladders = [[plant.values[row] + step for step in steps] for row in rows]
+        for row, ladder, count in zip(rows, ladders, _allot(ladders, share)):
+            law = self._law(plant, row, logits) if count else None
+            if law is not None:
+                tokens = plant.context.noise.draw(law, count, Place(plant.depths[row], row))
+                claim = Drawn(law.probs) if count == 1 else DrawnWithoutReplacement(law.probs)
+                plant.add(row, tokens, claim, ladder, kinds)
 
-    def _add_by_noise(self, plant: _Plant, bud: _Bud, logits: torch.Tensor, count: int) -> None:
-        law = self._law(plant, bud.row, logits)
-        if law is None:
-            return
-        noise, place = plant.context.noise, Place(plant.depths[bud.row], bud.row)
-        if self._choice(plant.context) is _Choice.RANKED:
-            plant.add(bud.row, noise.ranked(law, count, place), POINT_MASS, bud.values)
-        else:
-            claim = Drawn(law.probs) if count == 1 else DrawnWithoutReplacement(law.probs)
-            plant.add(bud.row, noise.draw(law, count, place), claim, bud.values)
-
-    def _law(self, plant: _Plant, row: int, logits: torch.Tensor) -> NodeLaw | None:  # [draft vocab]
+    def _law(self, plant: Plant, row: int, logits: torch.Tensor) -> NodeLaw | None:  # [n + 1, draft vocab]
         """The request's law at a row, None where there is none (NaN)."""
         try:
-            return plant.context.law.node(_fitted(logits, self.vocab_size), plant.path_tokens(row))
+            return plant.context.law.node(_fitted(logits[row], self.vocab_size), plant.path_tokens(row))
         except ScoreError:
             return None
 
@@ -130,6 +165,12 @@ class Growth:
             return _Choice.BEST
         return _Choice.RANKED if context.guarantee is Guarantee.SAME_TEXT else _Choice.DRAWN
 
+    def _values_of(self, sequence_id: int) -> NodeValues:
+        found = self._values.get(sequence_id)
+        if found is None:
+            found = self._values[sequence_id] = NodeValues(PRIORS)
+        return found
+
 
 class _Choice(Enum):
     BEST = "the most probable"
@@ -137,70 +178,19 @@ class _Choice(Enum):
     DRAWN = "drawn from the law"
 
 
-@dataclass(frozen=True)
-class _Bud:
-    """A row that may get children: `values[r]` estimates the log chance that its r-th child is kept."""
+def _allot(ladders: Sequence[Sequence[float]], share: int) -> list[int]:
+    """Children per row, `share` in all where there is room: always to the likeliest next child.
 
-    row: int
-    tokens: tuple[int, ...]  # the children, best first, where noise does not choose them
-    values: tuple[float, ...]
-
-
-class _Plant:
-    """A draft while it grows. Row 0 is the pending token, row i + 1 node i."""
-
-    def __init__(self, context: Context, budget: Budget, draft: Draft) -> None:
-        self.context, self._budget, self._draft = context, budget, draft
-        self._tokens, self._parents = list(draft.nodes.tokens), list(draft.nodes.parents)
-        self._groups = list(draft.groups)
-        self.depths = [0, *draft.nodes.depths]
-        self.values = [0.0] * (len(draft) + 1)  # log chance of being kept, below where growth began
-        self.frontier = [len(draft)] if draft.nodes.is_chain else []
-
-    @property
-    def grows(self) -> bool:
-        return bool(self.frontier) and self.share() > 0
-
-    def share(self) -> int:
-        """Nodes for the next level: an even part of those left, the larger part first."""
-        levels = self._budget.depth - self.depths[self.frontier[0]]
-        return 0 if levels <= 0 else -(-(self._budget.nodes - len(self._tokens)) // levels)
-
-    def path_tokens(self, row: int) -> tuple[int, ...]:
-        path: list[int] = []
-        node = row - 1 if row else None
-        while node is not None:
-            path.append(self._tokens[node])
-            node = self._parents[node]
-        return tuple(reversed(path))
-
-    def add(self, row: int, tokens: tuple[int, ...], law: Law, values: tuple[float, ...]) -> None:
-        first = len(self._tokens)
-        self._tokens += tokens
-        self._parents += [row - 1 if row else None] * len(tokens)
-        self._groups[row] = (Group(law, tuple(range(first, first + len(tokens)))),)
-        self._groups += [()] * len(tokens)
-        self.depths += [self.depths[row] + 1] * len(tokens)
-        self.values += values[: len(tokens)]
-        self.frontier += range(first + 1, first + 1 + len(tokens))
-
-    def draft(self) -> Draft:
-        if len(self._tokens) == len(self._draft):
-            return self._draft
-        self._draft = Draft(TokenTree(tuple(self._tokens), tuple(self._parents)), tuple(self._groups))
-        return self._draft
-
-
-def _allot(buds: Sequence[_Bud], share: int) -> list[int]:
-    """Children per bud, `share` in all where there is room: always to the likeliest next child."""
-    counts = [0] * len(buds)
-    queue = [(-bud.values[0], index) for index, bud in enumerate(buds) if bud.values]
+    `ladders[i][r]`: the log chance that the r-th child of row i is kept; falling.
+    """
+    counts = [0] * len(ladders)
+    queue = [(-ladder[0], index) for index, ladder in enumerate(ladders) if ladder]
     heapq.heapify(queue)
     while queue and sum(counts) < share:
         _, index = heapq.heappop(queue)
         counts[index] += 1
-        if counts[index] < len(buds[index].values):
-            heapq.heappush(queue, (-buds[index].values[counts[index]], index))
+        if counts[index] < len(ladders[index]):
+            heapq.heappush(queue, (-ladders[index][counts[index]], index))
     return counts
 
 

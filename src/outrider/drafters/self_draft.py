@@ -60,13 +60,15 @@ class SelfDrafter:
         return self._growth.grow(contexts, budgets, drafts, self._rows)
 
     def observe(self, results: Sequence[RoundResult]) -> None:
-        """The target's cache holds what became certain."""
+        """Counts which guesses were kept; the text is read when a draft is asked for."""
+        self._growth.observe(results)
 
     def fork(self, parent_id: int, sequence_id: int, length: int) -> None:
         """The target forks its cache itself."""
 
     def forget(self, sequence_id: int) -> None:
-        """The target frees its cache itself."""
+        """Frees the counts; the target frees its cache itself."""
+        self._growth.forget(sequence_id)
 
     def _rows(self, contexts: Sequence[Context], drafts: Sequence[Draft]) -> list[torch.Tensor]:
         return self._target.draft_rows(contexts, [draft.nodes for draft in drafts], self.layers)

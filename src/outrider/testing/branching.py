@@ -5,11 +5,12 @@ So a rule, a drafter or a whole round is enumerated exactly, on the very code th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from outrider.core.law import Floats, NodeLaw
-from outrider.core.noise import Place
+from outrider.core.noise import Contest, Place
 
 T = TypeVar("T")
 
@@ -30,6 +31,11 @@ class BranchingNoise:
         if law.greedy:
             return (law.token(0),) if law.tokens is not None else (int(law.logits.argmax()),)
         return self._once("ranked", place, lambda: self._distinct(law, count))
+
+    def contest(self, law: NodeLaw, count: int, place: Place) -> Contest:
+        """The ranks alone: a drafter that looked at leads would be shown none."""
+        tokens = self.ranked(law, count, place)
+        return Contest(tokens, (math.inf,) * len(tokens))
 
     def draw(self, law: NodeLaw, count: int, place: Place) -> tuple[int, ...]:
         return self._once("draw", place, lambda: self._distinct(law, count))

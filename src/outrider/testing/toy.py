@@ -20,7 +20,7 @@ _NORM_EPS = 1e-6
 
 
 class ToyTarget:
-    """A `LayeredTarget` and `TappedTarget` whose logits are a pure function of the tokens, and whose cache is the list of them.
+    """A `LayeredTarget` and `TappedTarget`: logits are a pure function of the tokens, the cache is the list of them.
 
     Every call asserts what the protocol demands of its caller: a cache that holds exactly
     `context.tokens[:-1]`, a `commit` only of what the last `score` scored, of nodes on one path, and of
