@@ -135,6 +135,12 @@ def test_memory_is_bounded_per_token_and_reported(name: str) -> None:
     assert 0.7 * held <= found.memory_bytes <= 1.4 * held
 
 
+def test_a_text_read_again_takes_no_more_memory() -> None:
+    text = worst_texts(300)["words"]
+    once = automaton([text], 24).memory_bytes
+    assert automaton([text, text[:40], text], 24).memory_bytes <= 1.02 * once
+
+
 def outputs_in(corpus: SuffixCorpus, count: int) -> list[int]:
     """Which of the outputs (n, n + 1000) it still knows."""
     return [n for n in range(count) if any(list(half.guesses(half.find([n]))) for half in corpus)]

@@ -172,7 +172,7 @@ class SuffixAutomaton:
         """Counts the new token below every context that it follows."""
         following, link, count, best = self._next, self._link, self._count, self._best
         length = min(self._end_length, self._longest)
-        context = self._holding(self._end, length)  # the state may have been split since
+        context = self._holding(self._end, length)
         self._end = state = self._holding(following[context][token], length + 1)
         self._end_length = length + 1
         while state != _ROOT:
