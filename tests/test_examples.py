@@ -15,7 +15,8 @@ from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Guarantee
 from outrider.core.rules import RuleBook
 from outrider.core.sampling import SamplingParams
 from outrider.drafters import registry
-from outrider.drafters.registry import DrafterSetup, build_drafter
+from outrider.drafters.registry import build_drafter
+from outrider.drafters.setup import DrafterSetup
 from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts
 from outrider.models.heads import Head

@@ -10,7 +10,7 @@ import torch
 
 from outrider.core.records import Budget, Context, Draft, RoundResult
 from outrider.drafters.builder import DraftBuilder
-from outrider.drafters.registry import DrafterSetup
+from outrider.drafters.setup import DrafterSetup
 
 
 class SuccessorDrafter:

@@ -16,7 +16,8 @@ from outrider.core.rules import RejectionMethod, RuleBook
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence as Running
 from outrider.drafters.chain import ChainedDrafter
-from outrider.drafters.registry import DrafterSetup, build_drafter, check_methods
+from outrider.drafters.registry import build_drafter, check_methods
+from outrider.drafters.setup import DrafterSetup
 from outrider.engine.controller import BatchSizeController, Controller, FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.errors import ConfigError, GenerationError, ModelLoadError, ParameterError
@@ -41,7 +42,8 @@ class LLM:
     `model`: a name (`smollm2-135m`), a GGUF file, a folder of safetensors, or a hub id in the local cache.
     `target`, `dtype`, `activations` and `threads`: which implementation runs it and how, as `models.load` takes
     them; `threads` given for the compiled decoder leave torch one thread. `speculative_config`: vLLM's keys; None is
-    plain decoding. Raises `ModelLoadError`, `ConfigError` or `PairError`. Not safe to use from two threads at once.
+    plain decoding. Threads may share it: they take turns, a round each, and their requests are written together.
+    Raises `ModelLoadError`, `ConfigError` or `PairError`.
     """
 
     def __init__(self, model: str, *, target: str = "auto", dtype: str = "auto", device: str = "cpu",
@@ -89,7 +91,7 @@ class LLM:
         return llm
 
     def with_speculation(self, speculative_config: SpeculativeSettings) -> LLM:
-        """The same loaded target under other speculative settings; the two may be used in turn."""
+        """The same loaded target under other speculative settings; the two may be used in turn, not at once."""
         return LLM.from_parts(self.target, self.tokenizer, speculative_config=speculative_config)
 
     def generate(self, prompts: Prompt | Sequence[Prompt],
@@ -142,6 +144,10 @@ class LLM:
         Up to the whole context. Raises `ParameterError` for what is no list of token ids, or too long a one.
         """
         sequence_id, tokens = self._intake.scored(token_ids)
+        with self._engine.turn:
+            return self._scored(sequence_id, tokens)
+
+    def _scored(self, sequence_id: int, tokens: tuple[int, ...]) -> torch.Tensor:  # [n, vocab]
         rows: list[torch.Tensor] = []
         try:
             self.target.extend([Chunk(sequence_id, ())])

@@ -10,8 +10,9 @@ from outrider.config import SpeculativeConfig
 from outrider.drafters import registry
 from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.registry import DrafterSetup, build_drafter, check_methods
+from outrider.drafters.registry import build_drafter, check_methods
 from outrider.drafters.self_draft import SelfDrafter
+from outrider.drafters.setup import DrafterSetup
 from outrider.errors import ConfigError
 from outrider.models.heads import Head
 from outrider.testing.toy import ToyTarget

@@ -46,7 +46,8 @@ class DraftBuilder:
 
     def child(self, row: int, token: int) -> int | None:
         """The row of a child of `row` with this token, found or made; None where the budget ends."""
-        assert self.start is not None and row >= self.start, "new nodes hang below where the given draft ends"
+        assert self.start is not None, "nothing hangs below a given tree"
+        assert row >= self.start, "new nodes hang below where the given draft ends"
         found = self._rows.get((row, token))
         if found is not None:
             return found

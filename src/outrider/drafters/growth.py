@@ -7,6 +7,7 @@ import math
 from bisect import bisect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +36,11 @@ _TRAILING = (0.30, 0.24, 0.17, 0.09, 0.03, 0.005)
 PRIORS: Mapping[Hashable, float] = {
     **{("drawn", rank): chance for rank, chance in enumerate(_DRAWN)},
     **{("ranked", 0, lead): chance for lead, chance in enumerate(_LEADING)},
-    **{("ranked", rank, lead): chance / rank for rank in range(1, _WIDEST) for lead, chance in enumerate(_TRAILING)},
+    **{
+        ("ranked", rank, lead): chance / rank
+        for rank in range(1, _WIDEST)
+        for lead, chance in enumerate(_TRAILING)
+    },
 }
 
 
@@ -109,35 +114,32 @@ class Growth:
             law = self._law(plant, row, logits)
             if law is None:
                 continue
-            if self._choice(plant.context) is _Choice.RANKED:
-                tokens, steps, kinds = self._ranked(plant, row, law)
-            else:
-                (tokens, steps), kinds = self._most_probable(law, logits[row]), ()
-            plant.add(row, tokens, POINT_MASS, [plant.values[row] + step for step in steps], kinds)
+            ranked = self._choice(plant.context) is _Choice.RANKED
+            buds = self._ranked(plant, row, law) if ranked else self._most_probable(law, logits[row])
+            values = [plant.values[row] + step for step in buds.steps]
+            plant.add(row, buds.tokens, POINT_MASS, values, buds.kinds)
         plant.keep_best()
 
-    def _ranked(
-        self, plant: Plant, row: int, law: NodeLaw
-    ) -> tuple[tuple[int, ...], list[float], tuple[Hashable, ...]]:
-        """The best tokens of a row under the text's noise, the log chances of each, and their kinds."""
+    def _ranked(self, plant: Plant, row: int, law: NodeLaw) -> _Buds:
+        """The best tokens of a row under the text's noise."""
         place = Place(plant.depths[row], row)
         if self.topk == 1:
-            return plant.context.noise.ranked(law, 1, place), [0.0], ()
+            return _Buds(plant.context.noise.ranked(law, 1, place), (0.0,))
         contest = plant.context.noise.contest(law, self.topk, place)
         kinds = tuple(
             ("ranked", min(rank, _WIDEST - 1), bisect(LEADS, lead)) for rank, lead in enumerate(contest.leads)
         )
         values = self._values_of(plant.context.sequence_id)
-        return contest.tokens, [values.log_chance(kind) for kind in kinds], kinds
+        return _Buds(contest.tokens, tuple(map(values.log_chance, kinds)), kinds)
 
-    def _most_probable(self, law: NodeLaw, row: torch.Tensor) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """The most probable tokens of a row [draft vocab], with their log-probabilities."""
+    def _most_probable(self, law: NodeLaw, row: torch.Tensor) -> _Buds:  # [draft vocab]
+        """The most probable tokens of a row, with their log-probabilities."""
         if not law.greedy:
             indices, steps = _most_probable(law.logits, self.topk)
-            return tuple(law.token(index) for index in indices), steps
+            return _Buds(tuple(law.token(index) for index in indices), steps)
         if self.topk == 1:
-            return (law.token(0),), (0.0,)
-        return _around(law.token(0), _fitted(row, self.vocab_size), self.topk)
+            return _Buds((law.token(0),), (0.0,))
+        return _Buds(*_around(law.token(0), _fitted(row, self.vocab_size), self.topk))
 
     def _draw_level(self, plant: Plant, logits: torch.Tensor) -> None:  # [n + 1, draft vocab]
         share = plant.share()
@@ -170,6 +172,14 @@ class Growth:
         if found is None:
             found = self._values[sequence_id] = NodeValues(PRIORS)
         return found
+
+
+class _Buds(NamedTuple):
+    """Children that a row may get, best first: the log chance of each, given the row, and what is known of each."""
+
+    tokens: tuple[int, ...]
+    steps: tuple[float, ...]
+    kinds: tuple[Hashable, ...] = ()
 
 
 class _Choice(Enum):

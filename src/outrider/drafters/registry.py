@@ -6,32 +6,23 @@ An entry point's name is the method; its object is called with a `DrafterSetup` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 
 from outrider.config import BUILT_IN_METHODS, FUTURE_METHODS, SpeculativeConfig
-from outrider.core.protocols import Drafter, LayeredTarget, TargetModel
+from outrider.core.protocols import Drafter, LayeredTarget
 from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.draft_model import ModelDrafter
-from outrider.drafters.growth import SampleMethod
+from outrider.drafters.heads import eagle_drafter, medusa_drafter
+from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.lookup import NgramDrafter
 from outrider.drafters.none import NoDrafter
+from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.self_draft import SelfDrafter
+from outrider.drafters.setup import DrafterSetup
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import ConfigError, nearest
-from outrider.models.heads import Head
 
 ENTRY_POINT_GROUP = "outrider.drafters"
-
-
-@dataclass(frozen=True)
-class DrafterSetup:
-    """What a factory may use. `load_draft` loads the configured draft model, checked against the target; `load_head`
-    reads the configured draft head."""
-
-    config: SpeculativeConfig
-    target: TargetModel
-    load_draft: Callable[[], TargetModel]
-    load_head: Callable[[], Head]
 
 
 def build_drafter(setup: DrafterSetup) -> Drafter:
@@ -50,8 +41,14 @@ def _factory(name: str) -> Callable[[DrafterSetup], Drafter]:
     built_in: dict[str, Callable[[DrafterSetup], Drafter]] = {
         "none": lambda setup: NoDrafter(),
         "ngram": _ngram,
+        "suffix": _suffix,
+        "recycling": _recycling,
+        "lookahead": _lookahead,
         "draft_model": _draft_model,
         "self_draft": _self_draft,
+        "medusa": medusa_drafter,
+        "eagle": eagle_drafter,
+        "eagle3": eagle_drafter,
     }
     if name in built_in:
         return built_in[name]
@@ -69,12 +66,38 @@ def _ngram(setup: DrafterSetup) -> Drafter:
     return NgramDrafter(low, setup.config.prompt_lookup_max or max(5, low))
 
 
+def _suffix(setup: DrafterSetup) -> Drafter:
+    config = setup.config
+    factor, floor = config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob
+    return SuffixDrafter(
+        max_tree_depth=config.suffix_decoding_max_tree_depth or 24,
+        max_spec_factor=1.0 if factor is None else factor,
+        min_token_prob=0.1 if floor is None else floor,
+        topk=setup.children("suffix"),
+        share_requests=bool(config.suffix_share_requests),
+        max_cached_requests=config.suffix_decoding_max_cached_requests or 10_000,
+    )
+
+
+def _recycling(setup: DrafterSetup) -> Drafter:
+    return RecyclingDrafter(
+        successors=setup.config.recycling_successors or 8, topk=setup.children("recycling")
+    )
+
+
+def _lookahead(setup: DrafterSetup) -> Drafter:
+    columns, size, candidates = setup.config.window
+    return LookaheadDrafter(
+        window=columns, ngram=size, candidates=candidates, trees=setup.target.supports_trees
+    )
+
+
 def _draft_model(setup: DrafterSetup) -> Drafter:
     return ModelDrafter(
         setup.load_draft(),
         target_vocab_size=setup.target.vocab_size,
-        topk=setup.config.children("draft_model"),
-        sample_method=_sample_method(setup),
+        topk=setup.children("draft_model"),
+        sample_method=setup.sample_method,
         max_length=setup.config.max_model_len,
     )
 
@@ -87,13 +110,12 @@ def _self_draft(setup: DrafterSetup) -> Drafter:
         )
     if config.skip_layers is not None:
         return SelfDrafter.skip(
-            target, config.skip_layers, topk=config.children("self_draft"), sample_method=_sample_method(setup)
+            target, config.skip_layers, topk=setup.children("self_draft"), sample_method=setup.sample_method
         )
     assert config.assistant_early_exit is not None, "checked by SpeculativeConfig"
     return SelfDrafter.early_exit(
-        target, config.assistant_early_exit, topk=config.children("self_draft"), sample_method=_sample_method(setup)
+        target,
+        config.assistant_early_exit,
+        topk=setup.children("self_draft"),
+        sample_method=setup.sample_method,
     )
-
-
-def _sample_method(setup: DrafterSetup) -> SampleMethod:
-    return SampleMethod(setup.config.draft_sample_method or "probabilistic")

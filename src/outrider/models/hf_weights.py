@@ -23,7 +23,7 @@ def token_weights(model: Any, num_layers: int) -> TokenWeights:
     eps = next((e for e in (getattr(norm, key, None) for key in ("variance_epsilon", "eps")) if e), None)
     if embedding is None or head is None or norm is None or eps is None or getattr(norm, "bias", None) is not None:
         raise ModelLoadError(
-            f"{name} has no embedding, head and final RMSNorm that a draft head could share; use a method without a head"
+            f"{name} has no embedding, head and final RMSNorm for a draft head to share: use a method without a head"
         )
     if getattr(head, "bias", None) is not None:
         raise ModelLoadError(f"the head of {name} has a bias, which draft heads do not share")

@@ -206,7 +206,7 @@ class NativeLibrary:
         return index
 
     def multiply(self, matrices: int, index: int, x: int, rows: int, out: int) -> None:
-        """Multiplies rows by one of the matrices. `x`, `out`: addresses of float32 numbers, [rows, in] and [rows, out]."""
+        """Multiplies rows by one of the matrices. `x` [rows, in], `out` [rows, out]: addresses of float32 numbers."""
         self._check(self._c.outrider_multiply(matrices, index, x, rows, out))
 
     def read_rate(self, isa: str, threads: int) -> float:

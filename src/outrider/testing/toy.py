@@ -11,8 +11,8 @@ import torch
 from outrider.core.law import Floats
 from outrider.core.protocols import Chunk
 from outrider.core.records import Context, Draft, RoundResult, Scores, TokenWeights
-from outrider.errors import ConfigError
 from outrider.core.tree import TokenTree
+from outrider.errors import ConfigError
 from outrider.testing.language import BlurredLanguage, HashedLanguage, Language, TableLanguage
 
 _HIDDEN = 16  # size of the tapped features

@@ -1,0 +1,119 @@
+"""Drafters with a head: reads it, checks it against the target, and runs its products where they are fastest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from outrider.core.protocols import Drafter, TappedTarget
+from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.medusa import MedusaDrafter
+from outrider.drafters.setup import DrafterSetup
+from outrider.errors import ConfigError
+from outrider.models.eagle_head import EagleHead
+from outrider.models.head_cache import CachedHead
+from outrider.models.head_fit import check_head, with_positions
+from outrider.models.heads import Head
+from outrider.models.linear import Linear
+from outrider.models.medusa_head import MedusaHeads
+from outrider.models.native_library import NativeUnavailable
+from outrider.models.native_matrices import FORMATS, NativeMatrices
+from outrider.models.placement import placement_of
+
+_LOG = logging.getLogger(__name__)
+_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+def eagle_drafter(setup: DrafterSetup) -> Drafter:
+    """EAGLE-1, 2 or 3 with the configured head. Raises `ModelLoadError`, `PairError` or `ConfigError`."""
+    target, head = _fitted(setup)
+    device = _device(setup)
+    module = EagleHead(head, target.token_weights(), num_layers=target.num_layers, device=device)
+    _swap(setup, device, module.swap_products)
+    return EagleDrafter(
+        CachedHead(module.eval()),
+        target_vocab_size=target.vocab_size,
+        topk=setup.children(head.method),
+        sample_method=setup.sample_method,
+        max_length=setup.config.max_model_len,
+    )
+
+
+def medusa_drafter(setup: DrafterSetup) -> Drafter:
+    """Medusa with the configured heads. Raises as `eagle_drafter`."""
+    target, head = _fitted(setup)
+    device = _device(setup)
+    module = MedusaHeads(head, target.token_weights(), device=device)
+    _swap(setup, device, module.swap_products)
+    return MedusaDrafter(
+        module.eval(),
+        tap=target.num_layers,
+        target_vocab_size=target.vocab_size,
+        topk=setup.children("medusa"),
+        sample_method=setup.sample_method,
+        max_length=setup.config.max_model_len,
+    )
+
+
+def _fitted(setup: DrafterSetup) -> tuple[TappedTarget, Head]:
+    target = setup.target
+    if not isinstance(target, TappedTarget):
+        raise ConfigError(
+            f"a head reads hidden states, which {type(target).__name__} does not show: use another method"
+        )
+    head = setup.load_head()
+    check_head(
+        head, vocab_size=target.vocab_size, hidden_size=target.hidden_size, num_layers=target.num_layers
+    )
+    for finding in head.findings:
+        _LOG.info("%s: %s", head.name, finding)
+    return target, head if target.max_length is None else with_positions(head, target.max_length)
+
+
+def _device(setup: DrafterSetup) -> torch.device:
+    """Where the head runs: where it was told to, else beside the target."""
+    name = setup.config.draft_device or placement_of(setup.target).device or "cpu"
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"draft_device {name!r} is unknown: use 'cpu' or 'cuda'") from None
+
+
+def _swap(
+    setup: DrafterSetup, device: torch.device,
+    swap: Callable[[Callable[[torch.Tensor, torch.Tensor | None], Product]], None],
+) -> None:  # fmt: skip
+    """On the CPU products go to the compiled library: as int8 unless `draft_dtype` says otherwise.
+
+    How exactly a head computes changes how often it is right, and no text.
+    """
+    dtype = setup.config.draft_dtype or "auto"
+    if dtype not in ("auto", *FORMATS):
+        raise ConfigError(f"draft_dtype of a head must be auto, {', '.join(FORMATS)}, not {dtype!r}")
+    if device.type != "cpu":
+        return
+    try:
+        swap(NativeMatrices("int8" if dtype == "auto" else dtype, placement_of(setup.target).threads).linear)
+    except NativeUnavailable as error:
+        if dtype == "int8":
+            raise ConfigError(
+                f"draft_dtype 'int8' needs the compiled library, but {error}: use 'bfloat16'"
+            ) from None
+        held = _TORCH_DTYPES.get(dtype, torch.float32)
+        swap(
+            lambda weight, bias: _Cast(Linear(weight.to(held), None if bias is None else bias.to(held)), held)
+        )
+
+
+class _Cast:
+    """A product in a precision of its own between float32 rows."""
+
+    def __init__(self, product: Linear, dtype: torch.dtype) -> None:
+        self._product, self._dtype = product, dtype
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [rows, in] -> [rows, out]
+        return self._product(x.to(self._dtype)).to(x.dtype)

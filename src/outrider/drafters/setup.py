@@ -1,0 +1,33 @@
+"""`DrafterSetup`: what a drafter's factory may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.config import SpeculativeConfig
+from outrider.core.protocols import TargetModel
+from outrider.drafters.growth import SampleMethod
+from outrider.models.heads import Head
+
+
+@dataclass(frozen=True)
+class DrafterSetup:
+    """The settings, the loaded target, and how to get what they name.
+
+    `load_draft` loads the configured draft model, checked against the target; `load_head` reads the configured head.
+    """
+
+    config: SpeculativeConfig
+    target: TargetModel
+    load_draft: Callable[[], TargetModel]
+    load_head: Callable[[], Head]
+
+    @property
+    def sample_method(self) -> SampleMethod:
+        """How a draft model's rows become tokens."""
+        return SampleMethod(self.config.draft_sample_method or "probabilistic")
+
+    def children(self, method: str) -> int:
+        """Children per node: one where the target takes no trees."""
+        return self.config.children(method) if self.target.supports_trees else 1
