@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import tokenizers
 import torch
@@ -341,6 +344,32 @@ def test_two_facades_over_one_target_do_not_mix_their_sequences() -> None:
     [beside] = other.generate("w5", GREEDY)
     assert beside.token_ids == expected[1].token_ids
     assert first.text + "".join(d.text for d in stream) == expected[0].text
+
+
+@pytest.mark.parametrize("ask", ["generate", "stream", "logits"])
+def test_threads_that_share_a_model_get_what_each_would_get_alone(ask: str) -> None:
+    llm = llm_of(NGRAM)
+    prompts = [f"w{i} w{i + 1} w{i}" for i in range(2, 8)]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    expected = {prompt: llm.generate(prompt, params)[0] for prompt in prompts}
+    rows = {prompt: llm.logits(tokenizer().encode(prompt)) for prompt in prompts}
+
+    def same(prompt: str) -> bool:
+        if ask == "generate":
+            return llm.generate(prompt, params)[0].token_ids == expected[prompt].token_ids
+        if ask == "stream":
+            return "".join(delta.text for delta in llm.stream(prompt, params)) == expected[prompt].text
+        return torch.equal(llm.logits(tokenizer().encode(prompt)), rows[prompt])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(same, prompts * 4))
+    finally:
+        sys.setswitchinterval(interval)
+    assert llm._engine.unfinished == 0
+    assert llm.target.open_sequences == ()  # type: ignore[attr-defined]
 
 
 def test_a_completion_that_is_still_being_written_has_no_finish_reason() -> None:

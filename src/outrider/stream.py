@@ -46,6 +46,10 @@ class TextStream(Iterator[Delta]):
         weakref.finalize(self, engine.drop, sequence).atexit = False
 
     def __next__(self) -> Delta:
+        with self._engine.turn:
+            return self._next()
+
+    def _next(self) -> Delta:
         while True:
             # Rounds that other requests asked for may have advanced this one, to its end even.
             self._ready += self._new_deltas()
@@ -64,13 +68,15 @@ class TextStream(Iterator[Delta]):
     @property
     def completion(self) -> Completion:
         """What has been written, complete when the stream has ended."""
-        return self._complete(self._sequence)
+        with self._engine.turn:
+            return self._complete(self._sequence)
 
     def abort(self) -> Completion:
         """Ends the request where it stands and frees its caches; what is certain stays in the completion."""
-        self._engine.abort(self._sequence)
-        self._read, self._ready, self._ended = len(self._sequence.pieces), [], True
-        return self.completion
+        with self._engine.turn:
+            self._engine.abort(self._sequence)
+            self._read, self._ready, self._ended = len(self._sequence.pieces), [], True
+            return self.completion
 
     def close(self) -> None:
         self.abort()

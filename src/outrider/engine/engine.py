@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence as Seq
@@ -31,7 +32,10 @@ class Parts:
 
 
 class Engine:
-    """Batched rounds, first come first served. One thread at a time; aborts take effect between rounds."""
+    """Batched rounds, first come first served. Aborts take effect between rounds.
+
+    Threads take turns, a round each: `turn` is held by whoever works on the target or reads what a round may change.
+    """
 
     def __init__(self, parts: Parts, *, max_batch: int = 16) -> None:
         self._parts = parts
@@ -39,12 +43,14 @@ class Engine:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._dropped: deque[Sequence] = deque()
+        self.turn = threading.RLock()
 
     @property
     def unfinished(self) -> int:
         """Requests that run or wait."""
-        self._abort_dropped()
-        return len(self._waiting) + len(self._running)
+        with self.turn:
+            self._abort_dropped()
+            return len(self._waiting) + len(self._running)
 
     def submit(self, request: Request, tracker: TextTracker | None = None) -> Sequence:
         """Queues a request; its `Sequence` fills as `step` is called. `request_id` must be new."""
@@ -55,10 +61,12 @@ class Engine:
 
     def step(self) -> list[RoundResult]:
         """Admits what fits, then runs one round; empty when nothing is left to do."""
-        self._abort_dropped()
-        self._admit()
-        if not self._running:
-            return []
+        with self.turn:
+            self._abort_dropped()
+            self._admit()
+            return self._round() if self._running else []
+
+    def _round(self) -> list[RoundResult]:
         wanted = self._parts.controller.budgets([s.context() for s in self._running], self.unfinished)
         budgets = [sequence.budget(budget) for sequence, budget in zip(self._running, wanted)]
         sequences, start = self._running, time.perf_counter()
@@ -76,12 +84,13 @@ class Engine:
 
     def abort(self, sequence: Sequence) -> None:
         """Ends one request and frees its caches; what it has emitted stays. Finished requests are left alone."""
-        if sequence.finish_reason is not None:
-            return
-        sequence.abort()
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
-        self._free_finished()
+        with self.turn:
+            if sequence.finish_reason is not None:
+                return
+            sequence.abort()
+            if sequence in self._waiting:
+                self._waiting.remove(sequence)
+            self._free_finished()
 
     def drop(self, sequence: Sequence) -> None:
         """Aborts a request before the next round. Safe at any moment, a garbage collection inside a round included."""

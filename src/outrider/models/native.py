@@ -220,28 +220,33 @@ class NativeDecoder:
         `layers` run in this order; `taps` ascend; `wanted`: the first so many rows, all segments counted through.
         """
         structs = (SegmentStruct * len(segments))()
-        limit = 0
+        limit, addresses = (
+            0,
+            [],
+        )  # held here and not by `self` alone: no misuse from another thread may free them
         for struct, segment in zip(structs, segments):
             cache, rows = segment.cache, len(segment.tokens)
             cache.reserve(cache.length + rows)
             limit = max(limit, cache.length + rows)
-            struct.pages, struct.length, struct.rows = ctypes.addressof(cache.addresses), cache.length, rows
+            addresses.append(cache.addresses)
+            struct.pages, struct.length, struct.rows = ctypes.addressof(addresses[-1]), cache.length, rows
             struct.tokens = segment.tokens.ctypes.data
             struct.parents = None if segment.parents is None else segment.parents.ctypes.data
         cosines, sines = self._angles(limit)
         if self._logits.size < wanted * self.vocab_size:
             self._logits = np.empty(wanted * self.vocab_size, dtype=np.float32)
+        numbers = self._logits
         features = np.empty((_rows(segments), len(taps), self.hidden_size), dtype=np.float32)
         asked = np.arange(wanted, dtype=np.int32)
         batch = BatchStruct(
             structs, len(segments), layers.ctypes.data, len(layers),
             cosines.ctypes.data, sines.ctypes.data, len(cosines),
             taps.ctypes.data, len(taps), features.ctypes.data,
-            asked.ctypes.data, wanted, self._logits.ctypes.data,
+            asked.ctypes.data, wanted, numbers.ctypes.data,
         )  # fmt: skip
         self._pause_torch()
         self._library.forward(self._model, batch)
-        logits = torch.from_numpy(self._logits[: wanted * self.vocab_size].reshape(wanted, self.vocab_size))
+        logits = torch.from_numpy(numbers[: wanted * self.vocab_size].reshape(wanted, self.vocab_size))
         if not len(taps):
             return logits, None
         order = [sorted(self.taps).index(tap) for tap in self.taps]
