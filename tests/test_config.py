@@ -26,9 +26,23 @@ def test_defaults_follow_the_method() -> None:
 
 def test_a_tree_needs_only_its_size_or_its_width() -> None:
     config = SpeculativeConfig.of({"model": "m", "topk": 3, "num_steps": 2})
-    assert (config.children, config.depth, config.nodes) == (3, 2, 6)
+    assert (config.children("draft_model"), config.depth, config.nodes) == (3, 2, 6)
     config = SpeculativeConfig.of({"model": "m", "tree_budget": 9})
-    assert (config.children, config.nodes) == (2, 9)
+    assert (config.children("draft_model"), config.nodes) == (2, 9)
+
+
+def test_sizes_of_methods_without_a_model_have_their_defaults() -> None:
+    recycling, lookahead = (SpeculativeConfig.of({"method": name}) for name in ("recycling", "lookahead"))
+    assert recycling.drafts_trees
+    assert lookahead.drafts_trees
+    assert (recycling.depth, recycling.children("recycling")) == (4, 8)
+    assert recycling.nodes >= recycling.depth
+    assert lookahead.window == (5, 3, 4)
+    assert lookahead.nodes == 2 * (5 + 4)
+    small = SpeculativeConfig.of({"method": "lookahead", "max_window_size": 2, "max_verification_set_size": 1})
+    assert small.nodes == 2 * (2 + 1)
+    assert not SpeculativeConfig.of({"method": "suffix"}).drafts_trees
+    assert SpeculativeConfig.of({"method": ["ngram", "recycling"]}).nodes >= 8
 
 
 def test_the_caller_s_settings_are_left_as_they_are() -> None:
@@ -41,10 +55,15 @@ def test_the_caller_s_settings_are_left_as_they_are() -> None:
     ("settings", "message"),
     [
         ({"method": "ngram", "num_speculative_token": 3}, "did you mean 'num_speculative_tokens'"),
-        ({"method": "medusa"}, "'medusa' is not supported yet"),
+        ({"method": "medusa"}, "'medusa' needs 'model'"),
+        ({"method": "auto"}, "'auto' is not supported yet"),
+        ({"method": ["draft_model", "eagle3"], "model": "m"}, "keep one of them"),
         ({"method": "ngram", "adaptive": True}, "'adaptive' is not supported yet"),
-        ({"method": "ngram", "suffix_share_requests": True}, "not supported yet"),
-        ({"method": "ngram", "topk": 4}, "topk belongs to method draft_model or self_draft"),
+        ({"method": "ngram", "suffix_share_requests": True}, "belongs to method suffix"),
+        ({"method": "suffix", "suffix_share_requests": "yes"}, "true or false, not 'yes'"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "from 0 to 1, not 1.5"),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": float("nan")}, "not nan"),
+        ({"method": "ngram", "topk": 4}, "topk belongs to method"),
         ({"method": "draft_model"}, "needs 'model'"),
         ({"method": "self_draft"}, "either assistant_early_exit or skip_layers"),
         ({"method": "self_draft", "assistant_early_exit": 3, "skip_layers": [1]}, "either"),
