@@ -21,8 +21,10 @@ from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.draft_model import ModelDrafter
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.growth import SampleMethod
+from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.lookup import NgramDrafter
 from outrider.drafters.medusa import MedusaDrafter
+from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.controller import FixedController
@@ -122,6 +124,15 @@ def suffix(topk: int = 1) -> Callable[[ToyTarget], Drafter]:
     return lambda target: SuffixDrafter(min_token_prob=0.0, max_spec_factor=4.0, topk=topk)
 
 
+def recycling(topk: int) -> Callable[[ToyTarget], Drafter]:
+    """Recycled successors, drafted whatever they cost."""
+    return lambda target: RecyclingDrafter(topk=topk, row_cost=0.0)
+
+
+def lookahead(target: ToyTarget) -> Drafter:
+    return LookaheadDrafter(window=2, ngram=2, candidates=1)
+
+
 def medusa(topk: int = 1) -> Callable[[ToyTarget], Drafter]:
     """Random heads on the target's last hidden state."""
 
@@ -148,6 +159,10 @@ CELLS = (
     Cell("suffix, block", suffix(), method=BLOCK),
     Cell("suffix, standard", suffix(), method=STANDARD),
     Cell("suffix tree", suffix(2), TREE),
+    Cell("recycling, block", recycling(1), method=BLOCK),
+    Cell("recycling tree", recycling(2), TREE),
+    Cell("lookahead", lookahead, TREE),
+    Cell("lookahead, standard", lookahead, TREE, method=STANDARD),
     Cell("model, then suffix", lambda target: ChainedDrafter([short_sighted_model(target), suffix()(target)])),
     Cell("greedy tree", model(2, SampleMethod.GREEDY), TREE),
     Cell("changing length, block", model(), changing=True),

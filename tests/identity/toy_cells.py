@@ -18,9 +18,11 @@ from outrider.core.sequence import Sequence as Running
 from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.draft_model import ModelDrafter
 from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.lookup import NgramDrafter
 from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.none import NoDrafter
+from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.controller import Controller, FixedController
@@ -175,6 +177,12 @@ METHODS = (
     Method("suffix", lambda target, jobs: SuffixDrafter(min_token_prob=0.02)),
     Method("suffix, tree", lambda target, jobs: SuffixDrafter(min_token_prob=0.02, topk=3), width=3),
     Method("suffix, shared", lambda target, jobs: SuffixDrafter(min_token_prob=0.02, share_requests=True)),
+    Method("recycling", lambda target, jobs: RecyclingDrafter(topk=1, row_cost=0.0)),
+    Method("recycling, tree", lambda target, jobs: RecyclingDrafter(row_cost=0.0), width=3),
+    Method("lookahead", lambda target, jobs: LookaheadDrafter(), width=4),
+    Method("lookahead, chain", lambda target, jobs: LookaheadDrafter(ngram=6, trees=False)),
+    Method("ngram, then recycling", lambda target, jobs: ChainedDrafter(
+        [NgramDrafter(), RecyclingDrafter(row_cost=0.0)]), width=3),
     Method("draft = target, chain", _model(0.0, 1), good=True),
     Method("draft = target, tree", _model(0.0, 3), width=3, good=True),
     Method("imitation, chain", _model(0.3, 1), good=True),
