@@ -301,6 +301,13 @@ def test_a_config_that_contradicts_the_weights_is_named(folder: Path):
         ({"device": "tpu9"}, "device 'tpu9' is unknown"),
         ({"device": "meta"}, "device 'meta' is not supported"),
         ({"device": "cuda:99"}, "not on this machine"),
+        pytest.param(
+            {"dtype": "int8", "activations": "float32"},
+            "use dtype 'float32', or leave them at 'auto'",
+            marks=pytest.mark.native,
+        ),
+        ({"taps": 5}, "taps must be a list of layers, not 5"),
+        ({"target": "torch", "taps": [1.5]}, "tap 1.5 is not a layer of this model: choose 0 to 2"),
         ({"threads": 0}, "threads must be a whole number from 1 to 1024, not 0"),
         ({"threads": True}, "threads must be a whole number from 1 to 1024, not True"),
     ],

@@ -84,10 +84,12 @@ def chosen_activations(activations: str, dtype: str) -> Activations:
     if activations == "auto":
         return Activations.FLOAT32 if dtype == "float32" else Activations.BFLOAT16
     if (activations == "float32") != (dtype == "float32"):
-        other = "float32" if dtype == "float32" else "'bfloat16' or 'int8'"
-        raise ConfigError(
-            f"activations {activations!r} do not go with dtype {dtype!r}: use {other} activations"
+        remedy = (
+            "use float32 activations"
+            if dtype == "float32"
+            else "use dtype 'float32', or leave them at 'auto'"
         )
+        raise ConfigError(f"activations {activations!r} do not go with dtype {dtype!r}: {remedy}")
     if activations == "int8" and dtype == "bfloat16":
         raise ConfigError(
             "activations 'int8' do not go with dtype 'bfloat16': use dtype 'int8', 'int4' or 'gguf'"

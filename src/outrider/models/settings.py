@@ -26,6 +26,8 @@ class RunSettings:
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, DTYPES)
         check_choice("activations", self.activations, ACTIVATIONS)
+        if not isinstance(self.taps, Sequence):
+            raise ConfigError(f"taps must be a list of layers, not {self.taps!r:.60}")
         threads = self.threads
         if threads is None:
             return
