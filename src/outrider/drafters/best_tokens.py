@@ -10,7 +10,7 @@ import torch
 
 from outrider.core.law import Ids
 
-_COLUMNS = 512  # peaks per row; each stands for vocab / 512 logits, looked at only where the peak is high
+_COLUMNS = 1024  # peaks per row; each stands for vocab / 1024 logits, looked at only where the peak is high
 
 
 def best_tokens(logits: torch.Tensor, count: int) -> tuple[Ids, npt.NDArray[Any]]:  # [n, vocab]
@@ -31,14 +31,14 @@ def best_tokens(logits: torch.Tensor, count: int) -> tuple[Ids, npt.NDArray[Any]
 
 
 def _candidates(rows: npt.NDArray[Any], count: int) -> Ids:  # [n, vocab] -> [n, c]
-    """Ids that hold the `count` largest values of each row: whole columns of a [height, 512] view of it.
+    """Ids that hold the `count` largest values of each row: whole columns of a [height, 1024] view of it.
 
     A value among the largest lies in one of the `count` columns with the largest peaks. NaN passes for larger than
     every number, in a peak as well.
     """
     n, vocab = rows.shape
     height = vocab // _COLUMNS
-    if height < 8 or count * 8 > _COLUMNS:
+    if height < 4 or count * 8 > _COLUMNS:
         return np.broadcast_to(np.arange(vocab), (n, vocab))
     whole = height * _COLUMNS
     peaks = rows[:, :whole].reshape(n, height, _COLUMNS).max(axis=1)

@@ -32,6 +32,9 @@ _PRIORS: Mapping[Hashable, float] = {
 """By step: how often a successor came next where its token was reached. SmolLM2 at temperature 0, 5 prompts of each
 Spec-Bench task, up to 128 tokens each: 50 to 2,100 successors per figure."""
 
+_FAINT = 0.01
+"""Smaller shares are forgotten when a new row comes: nothing so faint is worth a row."""
+
 _BIGRAM_SHARES = (0.4, 0.12, 0.05, 0.05, 0.04, 0.03, 0.02, 0.02)
 """What a prompt's bigrams count for, the most recent first: how often each came next in the same texts."""
 
@@ -187,13 +190,19 @@ class _Memory:
                 self._mix(tokens[row], lists[row], shares[row])
 
     def _mix(self, token: int, successors: Sequence[int], shares: Sequence[float]) -> None:
-        """Averages the successors of a token with new ones, half and half."""
+        """Averages the successors of a token with new ones, half and half; both come with the largest share first."""
         known = self._successors.get(token)
         if known is None:
             self._successors[token] = list(zip(successors, shares))[: self._count]
             return
-        mixed = {successor: 0.5 * share for successor, share in zip(successors, shares)}
+        mixed: dict[int, float] = {}
+        for successor, share in zip(successors, shares):
+            if share < _FAINT:
+                break
+            mixed[successor] = 0.5 * share
         for successor, share in known:
+            if share < _FAINT:
+                break
             mixed[successor] = mixed.get(successor, 0.0) + 0.5 * share
         self._successors[token] = sorted(mixed.items(), key=_share, reverse=True)[: self._count]
 
