@@ -16,7 +16,7 @@ from outrider.core.noise import Noise, Place
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Guarantee, RoundResult, Scores
 from outrider.core.sampling import SamplingParams
-from outrider.drafters.growth import Growth, SampleMethod, ScoreDrafts
+from outrider.drafters.growth import Growth, SampleMethod, ScoreRows
 from outrider.errors import ConfigError
 from outrider.testing.branching import outcomes
 from outrider.testing.language import BlurredLanguage, HashedLanguage, Language, TableLanguage
@@ -27,17 +27,19 @@ LANGUAGE = HashedLanguage(VOCAB, seed=4, order=3, sharpness=1.5)
 HOT = SamplingParams(temperature=1.0)
 
 
-def scorer(language: Language) -> ScoreDrafts:
+def scorer(language: Language) -> ScoreRows:
     """A draft model without a cache."""
 
-    def score(contexts: Sequence[Context], drafts: Sequence[Draft]) -> list[torch.Tensor]:
+    def score(
+        contexts: Sequence[Context], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]
+    ) -> list[torch.Tensor]:
         return [
             torch.from_numpy(
                 np.stack(
-                    [language([*c.tokens, *d.nodes.path_tokens(n)]) for n in (None, *range(len(d)))],
+                    [language([*c.tokens, *d.nodes.path_tokens(row - 1 if row else None)]) for row in rows]
                 )
             )
-            for c, d in zip(contexts, drafts)
+            for c, d, rows in zip(contexts, drafts, wanted)
         ]
 
     return score
@@ -279,9 +281,11 @@ def test_a_given_chain_grows_from_its_leaf_and_a_tree_is_left_alone() -> None:
 def test_all_sequences_grow_in_one_forward_per_level() -> None:
     widths: list[int] = []
 
-    def score(contexts: Sequence[Context], drafts: Sequence[Draft]) -> list[torch.Tensor]:
+    def score(
+        contexts: Sequence[Context], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]
+    ) -> list[torch.Tensor]:
         widths.append(len(contexts))
-        return scorer(LANGUAGE)(contexts, drafts)
+        return scorer(LANGUAGE)(contexts, drafts, wanted)
 
     budgets = [Budget(3, 3), Budget(0, 0), Budget(1, 1), Budget(3, 3)]
     contexts = [Context.of([1, 2], sequence_id=i) for i in range(4)]

@@ -117,13 +117,18 @@ class ModelDrafter:
         if chunks:
             self.lm.extend(chunks)
 
-    def _rows(self, contexts: Sequence[Context], drafts: Sequence[Draft]) -> list[torch.Tensor]:
-        """Rows [n + 1, draft vocab] of pending token and nodes; what rode along is cached afterwards."""
+    def _rows(
+        self, contexts: Sequence[Context], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]
+    ) -> list[torch.Tensor]:
+        """The rows asked for, [rows, draft vocab] each; what rode along is cached afterwards."""
         riders = [self._known[context.sequence_id].riders() for context in contexts]
         seen = [self._seen(context) for context in contexts]
         trees = [_below(riding, draft) for riding, draft in zip(riders, drafts)]
         scores = self.lm.score(seen, trees)
-        rows = [score.logits[len(riding) :] for score, riding in zip(scores, riders)]
+        rows = [
+            score.logits[[len(riding) + row for row in asked]]
+            for score, riding, asked in zip(scores, riders, wanted)
+        ]
         results = []
         for context, riding, tree, score in zip(contexts, riders, trees, scores):
             if riding:

@@ -59,7 +59,9 @@ class EagleDrafter:
                 [contexts[i] for i in asked],
                 [allowed[i] for i in asked],
                 [drafts[i] for i in asked],
-                lambda some, given: self._scored([rows[context.sequence_id] for context in some], given),
+                lambda some, given, wanted: self._scored(
+                    [rows[one.sequence_id] for one in some], given, wanted
+                ),
             )
             for i, draft in zip(asked, answers):
                 grown[i] = draft
@@ -140,14 +142,15 @@ class EagleDrafter:
         )
         return {i: _Rows(i, row) for i, row in zip(sequence_ids, self.head.pending_rows(sequence_ids))}
 
-    def _scored(self, rows: Sequence[_Rows], drafts: Sequence[Draft]) -> list[torch.Tensor]:
-        """Rows [n + 1, vocab] of pending token and nodes; every node is guessed once, below its parent."""
-        while True:
-            asked = [one for one, draft in zip(rows, drafts) if one.lacks(draft)]
-            if not asked:
-                return [one.of(draft) for one, draft in zip(rows, drafts)]
+    def _scored(
+        self, rows: Sequence[_Rows], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]
+    ) -> list[torch.Tensor]:
+        """The rows asked for, [rows, vocab] each; every node is guessed once, after its parent."""
+        jobs = list(zip(rows, drafts, wanted))
+        while asked := [one for one, draft, some in jobs if one.lacks(draft, some)]:
             for one, found in zip(asked, self.head.guess([one.asked for one in asked])):
                 one.add(found)
+        return [one.of(draft, some) for one, draft, some in jobs]
 
 
 @dataclass
@@ -231,17 +234,19 @@ class _Rows:
         parents, tokens = zip(*self._new)
         return Guesses(self._sequence_id, tokens, parents)
 
-    def lacks(self, draft: Draft) -> bool:
-        """Looks for nodes without a row whose parents have one; whether there are any."""
-        self._new = []
-        rows: list[int | None] = [0]
-        for token, parent in zip(draft.nodes.tokens, draft.nodes.parents):
-            above = rows[0 if parent is None else parent + 1]
-            row = None if above is None else self._places.get((above, token))
-            if above is not None and row is None:
-                self._new.append((above, token))
-            rows.append(row)
-        return bool(self._new)
+    def lacks(self, draft: Draft, wanted: Sequence[int]) -> bool:
+        """Looks for nodes on the way to the rows asked for that have no row, but their parents do; whether there are any."""
+        new: dict[tuple[int, int], None] = {}
+        for row in wanted:
+            above = 0
+            for token in draft.nodes.path_tokens(row - 1 if row else None):
+                place = self._places.get((above, token))
+                if place is None:
+                    new[above, token] = None
+                    break
+                above = place
+        self._new = list(new)
+        return bool(new)
 
     def add(self, found: torch.Tensor) -> None:  # [n, vocab]
         """The rows of what was asked for."""
@@ -254,10 +259,12 @@ class _Rows:
         self._places |= {place: self._count + index for index, place in enumerate(self._new)}
         self._count = end
 
-    def of(self, draft: Draft) -> torch.Tensor:  # [n + 1, vocab]
-        """The rows of a draft whose nodes all have one."""
-        rows = [0]
-        for token, parent in zip(draft.nodes.tokens, draft.nodes.parents):
-            rows.append(self._places[rows[0 if parent is None else parent + 1], token])
-        in_order = rows == list(range(len(rows)))
-        return self._rows[: len(rows)] if in_order else self._rows[rows]
+    def of(self, draft: Draft, wanted: Sequence[int]) -> torch.Tensor:  # [rows, vocab]
+        """The rows asked for, which `lacks` finds no more."""
+        rows = []
+        for row in wanted:
+            found = 0
+            for token in draft.nodes.path_tokens(row - 1 if row else None):
+                found = self._places[found, token]
+            rows.append(found)
+        return self._rows[rows]

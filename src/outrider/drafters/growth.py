@@ -21,8 +21,8 @@ from outrider.drafters.plant import Plant
 from outrider.drafters.values import NodeValues
 from outrider.errors import ConfigError, ScoreError
 
-ScoreDrafts = Callable[[Sequence[Context], Sequence[Draft]], list[torch.Tensor]]
-"""One forward of a draft model: rows of pending token and nodes, [n + 1, draft vocab] per sequence."""
+ScoreRows = Callable[[Sequence[Context], Sequence[Draft], Sequence[Sequence[int]]], list[torch.Tensor]]
+"""One forward of a draft model: of each draft the rows asked for, [rows, draft vocab] in their order."""
 
 _WIDEST = 8  # ranks told apart
 LEADS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -81,19 +81,21 @@ class Growth:
         self._kinds: dict[int, Mapping[int, Hashable]] = {}  # of the nodes grown last, by sequence
 
     def grow(self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft],
-             score: ScoreDrafts) -> list[Draft]:  # fmt: skip
+             score: ScoreRows) -> list[Draft]:  # fmt: skip
         """Drafts within their budgets that contain the given ones; one call of `score` per level for all.
 
         Below a given chain it goes on where the chain ends; a given tree is returned as it is.
         """
         plants = [Plant(*job) for job in zip(contexts, budgets, drafts)]
-        while growing := [plant for plant in plants if plant.grows]:
-            rows = score([plant.context for plant in growing], [plant.draft() for plant in growing])
-            for plant, logits in zip(growing, rows):
+        while growing := [plant for plant in plants if self._goes_on(plant)]:
+            shares = [plant.share() for plant in growing]
+            levels = [plant.next_level(self.topk) for plant in growing]
+            found = score([plant.context for plant in growing], [plant.draft() for plant in growing], levels)
+            for plant, share, rows, logits in zip(growing, shares, levels, found):
                 if self._choice(plant.context) is _Choice.DRAWN:
-                    self._draw_level(plant, logits)
+                    self._draw_level(plant, share, rows, logits)
                 else:
-                    self._choose_level(plant, logits)
+                    self._choose_level(plant, rows, logits)
         self._kinds |= {plant.context.sequence_id: plant.kinds for plant in plants if plant.kinds}
         return [plant.draft() for plant in plants]
 
@@ -109,13 +111,21 @@ class Growth:
         self._values.pop(sequence_id, None)
         self._kinds.pop(sequence_id, None)
 
-    def _choose_level(self, plant: Plant, logits: torch.Tensor) -> None:  # [n + 1, draft vocab]
-        for row in plant.next_level(self.topk):
-            law = self._law(plant, row, logits)
+    def _goes_on(self, plant: Plant) -> bool:
+        """Whether another level could add to a plant: there is room, or a point mass may take the place of a worse."""
+        if not plant.grows:
+            return False
+        return plant.share() > 0 or (self._choice(plant.context) is not _Choice.DRAWN and plant.can_improve)
+
+    def _choose_level(
+        self, plant: Plant, rows: Sequence[int], logits: torch.Tensor
+    ) -> None:  # [rows, draft vocab]
+        for row, logit in zip(rows, logits):
+            law = self._law(plant, row, logit)
             if law is None:
                 continue
             ranked = self._choice(plant.context) is _Choice.RANKED
-            buds = self._ranked(plant, row, law) if ranked else self._most_probable(law, logits[row])
+            buds = self._ranked(plant, row, law) if ranked else self._most_probable(law, logit)
             values = [plant.values[row] + step for step in buds.steps]
             plant.add(row, buds.tokens, POINT_MASS, values, buds.kinds)
         plant.keep_best()
@@ -141,24 +151,24 @@ class Growth:
             return _Buds((law.token(0),), (0.0,))
         return _Buds(*_around(law.token(0), _fitted(row, self.vocab_size), self.topk))
 
-    def _draw_level(self, plant: Plant, logits: torch.Tensor) -> None:  # [n + 1, draft vocab]
-        share = plant.share()
+    def _draw_level(
+        self, plant: Plant, share: int, rows: Sequence[int], logits: torch.Tensor
+    ) -> None:  # [rows, draft vocab]
         values = self._values_of(plant.context.sequence_id)
         kinds = [("drawn", min(rank, _WIDEST - 1)) for rank in range(self.topk)]
         steps = [values.log_chance(kind) for kind in kinds]
-        rows = plant.next_level(self.topk)
         ladders = [[plant.values[row] + step for step in steps] for row in rows]
-        for row, ladder, count in zip(rows, ladders, _allot(ladders, share)):
-            law = self._law(plant, row, logits) if count else None
+        for row, logit, ladder, count in zip(rows, logits, ladders, _allot(ladders, share)):
+            law = self._law(plant, row, logit) if count else None
             if law is not None:
                 tokens = plant.context.noise.draw(law, count, Place(plant.depths[row], row))
                 claim = Drawn(law.probs) if count == 1 else DrawnWithoutReplacement(law.probs)
                 plant.add(row, tokens, claim, ladder, kinds)
 
-    def _law(self, plant: Plant, row: int, logits: torch.Tensor) -> NodeLaw | None:  # [n + 1, draft vocab]
+    def _law(self, plant: Plant, row: int, logits: torch.Tensor) -> NodeLaw | None:  # [draft vocab]
         """The request's law at a row, None where there is none (NaN)."""
         try:
-            return plant.context.law.node(_fitted(logits[row], self.vocab_size), plant.path_tokens(row))
+            return plant.context.law.node(_fitted(logits, self.vocab_size), plant.path_tokens(row))
         except ScoreError:
             return None
 

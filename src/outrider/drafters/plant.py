@@ -30,6 +30,12 @@ class Plant:
     def grows(self) -> bool:
         return bool(self.frontier) and self.depths[self.frontier[0]] < self._budget.depth
 
+    @property
+    def can_improve(self) -> bool:
+        """Whether a child of the newest level could be worth more than the worst of the nodes grown."""
+        worst = min(self.values[self._given + 1 :], default=0.0)
+        return max((self.values[row] for row in self.frontier), default=worst) > worst
+
     def share(self) -> int:
         """Nodes for the next level: an even part of those left, the larger part first."""
         levels = self._budget.depth - self.depths[self.frontier[0]]

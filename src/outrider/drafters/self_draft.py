@@ -70,5 +70,8 @@ class SelfDrafter:
         """Frees the counts; the target frees its cache itself."""
         self._growth.forget(sequence_id)
 
-    def _rows(self, contexts: Sequence[Context], drafts: Sequence[Draft]) -> list[torch.Tensor]:
-        return self._target.draft_rows(contexts, [draft.nodes for draft in drafts], self.layers)
+    def _rows(
+        self, contexts: Sequence[Context], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]
+    ) -> list[torch.Tensor]:
+        found = self._target.draft_rows(contexts, [draft.nodes for draft in drafts], self.layers)
+        return [rows[list(asked)] for rows, asked in zip(found, wanted)]
