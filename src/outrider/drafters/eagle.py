@@ -235,7 +235,7 @@ class _Rows:
         return Guesses(self._sequence_id, tokens, parents)
 
     def lacks(self, draft: Draft, wanted: Sequence[int]) -> bool:
-        """Looks for nodes on the way to the rows asked for that have no row, but their parents do; whether there are any."""
+        """Looks for nodes on the way to rows asked for that have none while their parents do; whether there are any."""
         new: dict[tuple[int, int], None] = {}
         for row in wanted:
             above = 0
