@@ -38,6 +38,7 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.growth import LEADS
 from outrider.models.load import load, load_arch, load_state, resolve
 from outrider.models.native_load import load_native
+from outrider.models.settings import RunSettings
 
 COUNTS = (1, 2, 4)
 MODEL = "smollm2-135m"
@@ -81,7 +82,7 @@ class Copy:
         for name, weight in state.items():
             if noise and weight.dim() == 2 and "layers" in name:
                 state[name] = weight + noise * weight.std() * torch.randn(weight.shape, generator=rng)
-        self._model = load_native(load_arch(source), state, None, dtype=dtype, threads=threads)
+        self._model = load_native(load_arch(source), state, None, RunSettings(dtype=dtype, threads=threads))
 
     def rows(self, context: Context, draft: Draft) -> torch.Tensor:
         cached = self._model.cached_length(context.sequence_id)
@@ -103,13 +104,11 @@ def pairs(target: TargetModel, threads: int | None) -> dict[str, Callable[[], Dr
         return lambda: Copy(dtype, noise, threads)
 
     return {
-        "exit after layer 28 of 30": without(28, 29),
         "2 layers skipped": without(12, 20),
         "5 layers skipped": without(8, 12, 16, 20, 24),
-        "8 layers skipped": without(6, 8, 11, 14, 17, 20, 23, 26),
+        "exit after layer 28 of 30": without(28, 29),
         "int4 copy": copy("int4", 0.0),
-        "weights with 15 % noise": copy("bfloat16", 0.15),
-        "weights with 30 % noise": copy("bfloat16", 0.30),
+        "weights with 8 % noise": copy("bfloat16", 0.08),
     }
 
 
@@ -173,25 +172,24 @@ def _add_position(p: NodeLaw, q: NodeLaw, noise: RoundNoise, sums: dict[str, flo
         counts = kept.setdefault(f"{rank},{bisect(LEADS, lead)}", [0.0, 0.0])
         counts[0] += 1.0
         counts[1] += token == emitted
-    drawn = noise.draw(q, max(COUNTS), place)
+    drawn = _accepted(p.probs, q.probs, noise.draw(q, max(COUNTS), place))
     for count in COUNTS:
         add(f"ranked {count}", float(emitted in contest.tokens[:count]))
-        add(f"drawn {count}", _accepted(p.probs, q.probs, drawn[:count]))
+        add(f"drawn {count}", drawn[count - 1])
         add(f"hybrid {count}", _hybrid(p.probs, q.probs, count))
 
 
-def _accepted(p: Floats, q: Floats, tokens: Sequence[int]) -> float:
-    """The chance that recursive rejection keeps one of these tokens, given that they were drawn in this order."""
+def _accepted(p: Floats, q: Floats, tokens: Sequence[int]) -> list[float]:
+    """The chance that recursive rejection keeps one of the first 1, 2, ... tokens, given that they were drawn."""
     draft = Draft(TokenTree(tuple(tokens), (None,) * len(tokens)),
                   ((Group(DrawnWithoutReplacement(q), tuple(range(len(tokens)))),), *[()] * len(tokens)))  # fmt: skip
-    left, rejected = p, 1.0
+    left, rejected, chances = p, 1.0, []
     for proposal in proposals(draft, 0):
         rejected *= 1.0 - proposal.ratio(left)
+        chances.append(1.0 - rejected)
         rest = proposal.residual(1.0, left)
-        if rest.sum() <= 0.0:
-            break
-        left = rest / rest.sum()
-    return 1.0 - rejected
+        left = rest / rest.sum() if rest.sum() > 0.0 else left
+    return chances + [1.0] * (max(COUNTS) - len(chances))
 
 
 def _hybrid(p: Floats, q: Floats, count: int) -> float:
