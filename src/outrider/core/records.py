@@ -128,17 +128,24 @@ class Draft:
         assert len(self.groups) == len(self.nodes) + 1, "one entry per row"
         if self.nodes.is_chain and all(len(g) <= 1 for g in self.groups):
             return
-        for row, groups in enumerate(self.groups):
-            nodes = [node for group in groups for node in group.nodes]
-            assert sorted(nodes) == list(self.nodes.children[row]), "every child belongs to one group"
-            taken: list[int] = []
-            for index, group in enumerate(groups):
-                if isinstance(group.law, PointMass):
-                    assert index == 0, "one group of point masses, first"
-                else:
-                    assert not group.law.probs[taken].any(), "drawn with earlier siblings excluded"
-                    assert len(group.nodes) == 1 or not isinstance(group.law, Drawn), "one token per draw"
-                taken += [self.nodes.tokens[node] for node in group.nodes]
+        for groups, children in zip(self.groups, self.nodes.children):
+            if len(groups) == 1 and groups[0].law is POINT_MASS and groups[0].nodes == children:
+                continue  # nearly every row of a large tree
+            if groups or children:
+                self._check(groups, children)
+
+    def _check(self, groups: tuple[Group, ...], children: tuple[int, ...]) -> None:
+        """Asserts that these groups may stand at a row with these children."""
+        nodes = [node for group in groups for node in group.nodes]
+        assert sorted(nodes) == list(children), "every child belongs to one group"
+        taken: list[int] = []
+        for index, group in enumerate(groups):
+            if isinstance(group.law, PointMass):
+                assert index == 0, "one group of point masses, first"
+            else:
+                assert not group.law.probs[taken].any(), "drawn with earlier siblings excluded"
+                assert len(group.nodes) == 1 or not isinstance(group.law, Drawn), "one token per draw"
+            taken += [self.nodes.tokens[node] for node in group.nodes]
 
     @staticmethod
     def chain(tokens: Sequence[int], laws: Sequence[Law] | None = None) -> Draft:

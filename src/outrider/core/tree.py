@@ -24,11 +24,9 @@ class TokenTree:
         assert len(self.tokens) == len(self.parents), "one parent per node"
         if self.is_chain:
             return
-        seen: set[tuple[int | None, int]] = set()
-        for node, (token, parent) in enumerate(zip(self.tokens, self.parents)):
+        for node, parent in enumerate(self.parents):
             assert parent is None or 0 <= parent < node, "parents come before their children"
-            assert (parent, token) not in seen, "siblings carry distinct tokens"
-            seen.add((parent, token))
+        assert len(set(zip(self.parents, self.tokens))) == len(self.tokens), "siblings carry distinct tokens"
 
     @staticmethod
     def chain(tokens: Sequence[int]) -> TokenTree:
@@ -39,7 +37,7 @@ class TokenTree:
 
     @cached_property
     def is_chain(self) -> bool:
-        return all(p == (n - 1 if n else None) for n, p in enumerate(self.parents))
+        return not self.parents or self.parents == (None, *range(len(self.parents) - 1))
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
@@ -55,7 +53,7 @@ class TokenTree:
         lists: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
         for node, parent in enumerate(self.parents):
             lists[0 if parent is None else parent + 1].append(node)
-        return tuple(tuple(nodes) for nodes in lists)
+        return tuple(map(tuple, lists))
 
     @cached_property
     def leaves(self) -> tuple[int, ...]:
@@ -64,13 +62,14 @@ class TokenTree:
     @cached_property
     def sees(self) -> np.ndarray:  # bool [n + 1, n + 1]
         """Whether a row sees the one of a column: the pending token, its ancestors and itself. Read only."""
-        sees = np.eye(len(self.tokens) + 1, dtype=bool)
-        sees[:, 0] = True
-        for node, parent in enumerate(self.parents):
-            if parent is not None:
-                sees[node + 1] |= sees[parent + 1]
-        sees.setflags(write=False)
-        return sees
+        rows = [1]  # a bit per column, the lowest for the pending token
+        for row, parent in enumerate(self.parents, start=1):
+            rows.append(rows[0 if parent is None else parent + 1] | 1 << row)
+        width = -(-len(rows) // 8)  # bytes
+        packed = np.frombuffer(b"".join(row.to_bytes(width, "little") for row in rows), dtype=np.uint8)
+        bits = np.unpackbits(packed.reshape(-1, width), axis=1, count=len(rows), bitorder="little")
+        bits.setflags(write=False)
+        return bits.view(bool)
 
     def path(self, node: int | None) -> tuple[int, ...]:
         """Nodes from the child of the pending token down to `node`, both included; empty for None."""

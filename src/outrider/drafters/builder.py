@@ -51,15 +51,15 @@ class DraftBuilder:
         found = self._rows.get((row, token))
         if found is not None:
             return found
-        if self.room <= 0 or self._depths[row] >= self._budget.depth:
+        node, depth = len(self._tokens), self._depths[row] + 1
+        if node >= self._budget.nodes or depth > self._budget.depth:
             return None
         self._tokens.append(token)
         self._parents.append(row - 1 if row else None)
-        self._depths.append(self._depths[row] + 1)
-        made = len(self._tokens)
-        self._rows[row, token] = made
-        self._below.setdefault(row, []).append(made - 1)
-        return made
+        self._depths.append(depth)
+        self._rows[row, token] = node + 1
+        self._below.setdefault(row, []).append(node)
+        return node + 1
 
     def chain(self, row: int, tokens: Sequence[int]) -> int:
         """Adds tokens one below the other as far as the budget goes; the last row reached."""

@@ -20,7 +20,7 @@ class Plant:
         self.context, self._budget, self._draft = context, budget, draft
         self._given = len(draft)
         self._tokens, self._parents = list(draft.nodes.tokens), list(draft.nodes.parents)
-        self._groups = list(draft.groups)
+        self._drawn: dict[int, Law] = {}  # laws of rows whose children are no point masses
         self.depths = [0, *draft.nodes.depths]
         self.values = [0.0] * (len(draft) + 1)
         self.kinds: dict[int, Hashable] = {}  # what is known of a node before it is scored
@@ -62,8 +62,8 @@ class Plant:
         first = len(self._tokens)
         self._tokens += tokens
         self._parents += [row - 1 if row else None] * len(tokens)
-        self._groups[row] = (Group(law, tuple(range(first, first + len(tokens)))),) if tokens else ()
-        self._groups += [()] * len(tokens)
+        if law is not POINT_MASS:
+            self._drawn[row] = law
         self.depths += [self.depths[row] + 1] * len(tokens)
         self.values += values[: len(tokens)]
         self.kinds |= zip(range(first, first + len(tokens)), kinds)
@@ -76,28 +76,28 @@ class Plant:
         """
         if len(self._tokens) <= self._budget.nodes:
             return
-        grown = sorted(range(self._given, len(self._tokens)), key=lambda node: (-self.values[node + 1], node))
-        kept = [*range(self._given), *sorted(grown[: self._budget.nodes - self._given])]
-        place = {node: index for index, node in enumerate(kept)}
-        self._groups[self._given :] = [()] * (len(kept) + 1 - self._given)
-        old_parents = self._parents
+        assert not self._drawn, "what was drawn is never dropped"
+        worth = self.values[1:]
+        best = sorted(range(self._given, len(worth)), key=worth.__getitem__, reverse=True)  # stable
+        kept = [*range(self._given), *sorted(best[: self._budget.nodes - self._given])]
+        rows = [0, *(node + 1 for node in kept)]
+        place = dict(zip(kept, range(len(kept))))
+        self._parents = [None if p is None else place[p] for p in map(self._parents.__getitem__, kept)]
         self._tokens = [self._tokens[node] for node in kept]
-        self._parents = [None if (p := old_parents[node]) is None else place[p] for node in kept]
-        self.depths = [0, *(self.depths[node + 1] for node in kept)]
-        self.values = [0.0, *(self.values[node + 1] for node in kept)]
-        self.kinds = {place[node]: kind for node, kind in self.kinds.items() if node in place}
+        self.depths = [self.depths[row] for row in rows]
+        self.values = [self.values[row] for row in rows]
+        self.kinds = {place[node]: self.kinds[node] for node in kept if node in self.kinds}
         self.frontier = [place[row - 1] + 1 for row in self.frontier if row - 1 in place]
-        below: dict[int, list[int]] = {}
-        for node in range(self._given, len(kept)):
-            parent = self._parents[node]
-            below.setdefault(0 if parent is None else parent + 1, []).append(node)
-        for row, nodes in below.items():
-            self._groups[row] = (Group(POINT_MASS, tuple(nodes)),)
 
     def draft(self) -> Draft:
-        if len(self._tokens) == len(self._draft) == self._given:
+        """The tree as it stands; the same object as before where nothing has changed."""
+        tokens, parents = tuple(self._tokens), tuple(self._parents)
+        if tokens == self._draft.nodes.tokens and parents == self._draft.nodes.parents:
             return self._draft
-        nodes = TokenTree(tuple(self._tokens), tuple(self._parents))
-        if nodes != self._draft.nodes:
-            self._draft = Draft(nodes, tuple(self._groups))
+        nodes = TokenTree(tokens, parents)
+        grown = [
+            (Group(self._drawn.get(row, POINT_MASS), below),) if below else ()
+            for row, below in enumerate(nodes.children[self._given :], start=self._given)
+        ]
+        self._draft = Draft(nodes, (*self._draft.groups[: self._given], *grown))
         return self._draft

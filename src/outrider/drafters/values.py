@@ -22,6 +22,7 @@ class NodeValues:
         self._priors, self._otherwise, self._weight = priors, otherwise, weight
         self._kept: dict[Hashable, float] = {}
         self._reached: dict[Hashable, float] = {}
+        self._logs: dict[Hashable, float] = {}  # of the chances asked for since they last changed
 
     def chance(self, kind: Hashable) -> float:
         """The chance that a node of this kind is kept, given that its parent is; strictly between 0 and 1."""
@@ -30,7 +31,10 @@ class NodeValues:
         return min(max(chance, 1e-6), 1.0 - 1e-6)
 
     def log_chance(self, kind: Hashable) -> float:
-        return math.log(self.chance(kind))
+        found = self._logs.get(kind)
+        if found is None:
+            found = self._logs[kind] = math.log(self.chance(kind))
+        return found
 
     def observe(self, result: RoundResult, kinds: Mapping[int, Hashable]) -> None:
         """Counts what a round showed. `kinds` names nodes of `result.draft`; others are not counted."""
@@ -41,6 +45,7 @@ class NodeValues:
 
     def count(self, kind: Hashable, *, kept: bool) -> None:
         """Counts one node whose parent was kept, or what it would have been."""
+        self._logs.pop(kind, None)
         self._reached[kind] = self._reached.get(kind, 0.0) + 1.0
         if kept:
             self._kept[kind] = self._kept.get(kind, 0.0) + 1.0
