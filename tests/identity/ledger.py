@@ -24,7 +24,10 @@ def deciding_files() -> list[Path]:
     """The code that decides what a cell writes and how it is judged."""
     package, here = Path(outrider.__file__).parent, Path(__file__).parent
     parts = [p for p in sorted(package.rglob("*.py")) if p.relative_to(package).parts[0] not in ASIDE]
-    return [*parts, *(here / name for name in ("model_cells.py", "native_cells.py", "ledger.py"))]
+    return [
+        *parts,
+        *(here / name for name in ("model_cells.py", "native_cells.py", "method_cells.py", "ledger.py")),
+    ]
 
 
 def kept(path: Path, make: Callable[[], Any]) -> Any:
@@ -58,8 +61,8 @@ class Ledger:
         )
 
     def plain(self, model: Model, setting: str) -> list[list[int]]:
-        path = self.root / f"plain {setting}.json"
-        texts: list[list[int]] = kept(path, lambda: plain_texts(model, self.suite.scope, setting))
+        path, count = self.root / f"plain {setting}.json", self.suite.prompts(setting)
+        texts: list[list[int]] = kept(path, lambda: plain_texts(model, self.suite.scope, setting, count))
         return texts
 
     def result(self, model: Model, run: Run) -> Result:

@@ -61,13 +61,18 @@ def native_suites(scope: Scope) -> list[Suite]:
     """
     chats = (*own_chats(), *questions())
     scope = replace(scope, prompts=min(scope.prompts, len(chats)))
-    isa, compiled = chosen_isa(library()), importlib.util.find_spec("outrider._native")
-    assert compiled is not None, "the library was opened"
-    files = (PROMPTS, Path(str(compiled.origin)), *filter(None, (question_file(),)))
+    isa, files = chosen_isa(library()), suite_files()
     return [
         Suite(f"native {precision} ({isa})", partial(precision.load, chats), scope, native_cells(), files)
         for precision in PRECISIONS
     ]
+
+
+def suite_files() -> tuple[Path, ...]:
+    """The prompts and the compiled code, which decide the texts of these suites. Needs the compiled library."""
+    compiled = importlib.util.find_spec("outrider._native")
+    assert compiled is not None, "the library was opened"
+    return (PROMPTS, Path(str(compiled.origin)), *filter(None, (question_file(),)))
 
 
 def question_file() -> Path | None:
