@@ -32,7 +32,10 @@ def load_draft(config: SpeculativeConfig, target_tokenizer: Tokenizer, target: T
         return _held_model(config.model)
     source = resolve(config.model, revision=config.revision)
     draft = load(
-        source, dtype=config.draft_dtype or "auto", device=config.draft_device or "cpu", threads=threads
+        source,
+        dtype=config.draft_dtype or "auto",
+        device="cpu" if config.draft_device is None else config.draft_device,
+        threads=threads,
     )
     verdict = check_pair(target_tokenizer, target, load_tokenizer(source), draft)
     if verdict.verdict == "incompatible":
@@ -47,7 +50,9 @@ def load_head(config: SpeculativeConfig) -> Head:
 
     A head that the caller holds is taken as it is.
     """
-    head = config.model if isinstance(config.model, Head) else read_head(config.model, revision=config.revision)
+    head = (
+        config.model if isinstance(config.model, Head) else read_head(config.model, revision=config.revision)
+    )
     if head.method not in config.methods:
         raise ConfigError(f"{config.model!r:.80} is a head for method {head.method!r}, not {config.method!r}")
     return head

@@ -17,6 +17,7 @@ from outrider.models.head_cache import CachedHead
 from outrider.models.head_fit import check_head, with_positions
 from outrider.models.heads import Head
 from outrider.models.linear import Linear
+from outrider.models.load import device_named
 from outrider.models.medusa_head import MedusaHeads
 from outrider.models.native_library import NativeUnavailable
 from outrider.models.native_matrices import FORMATS, NativeMatrices
@@ -76,11 +77,10 @@ def _fitted(setup: DrafterSetup) -> tuple[TappedTarget, Head]:
 
 def _device(setup: DrafterSetup) -> torch.device:
     """Where the head runs: where it was told to, else beside the target."""
-    name = setup.config.draft_device or placement_of(setup.target).device or "cpu"
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"draft_device {name!r} is unknown: use 'cpu' or 'cuda'") from None
+    name = setup.config.draft_device
+    if name is None:
+        return torch.device(placement_of(setup.target).device or "cpu")
+    return device_named(name, "draft_device")
 
 
 def _swap(

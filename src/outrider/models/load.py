@@ -124,7 +124,7 @@ def load(
     """
     check_choice("target", target, TARGETS)
     settings = RunSettings(dtype, activations, threads, taps)
-    place = _device(device)
+    place = device_named(device)
     if dtype == "float16" and place.type == "cpu":
         raise ConfigError("dtype 'float16' is not supported on the CPU: use 'bfloat16' or 'float32'")
     obstacle = _obstacle(target, settings, place)
@@ -214,15 +214,16 @@ def _load_torch(source: ModelSource, settings: RunSettings, device: torch.device
         raise type(error)(f"{source.path}: {error}") from None
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str, setting: str = "device") -> torch.device:
+    """The device that `setting` asks for, if it is on this machine. Raises `ConfigError`."""
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError):
-        raise ConfigError(f"device {name!r} is unknown: use 'cpu' or 'cuda'") from None
+        raise ConfigError(f"{setting} {name!r} is unknown: use 'cpu' or 'cuda'") from None
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {name!r} is not supported: use 'cpu' or 'cuda'")
+        raise ConfigError(f"{setting} {name!r} is not supported: use 'cpu' or 'cuda'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {name!r} is not on this machine: use device='cpu'")
+        raise ConfigError(f"{setting} {name!r} is not on this machine: use {setting}='cpu'")
     return device
 
 
