@@ -12,7 +12,6 @@ import pytest
 import torch
 from method_rounds import (
     METHODS,
-    POSITIONS,
     Method,
     Watched,
     engine,
@@ -203,18 +202,20 @@ def test_a_request_that_forks_a_running_one_drafts_as_if_it_were_alone(method: M
     budget = budget_of(method, target)
     watched = Watched(method.drafter(target))
     opened = engine(target, watched, budget)
-    first = opened.submit(request(0, PROMPT, temperature=0.8, seed=1))
+    first = opened.submit(request(0, PROMPT, temperature=0.8, seed=1, max_tokens=24))
     for _ in range(4):
         opened.step()
     assert first.finish_reason is None
-    forked = request(1, PROMPT, temperature=0.8, seed=2)
+    forked = request(1, PROMPT, temperature=0.8, seed=2, max_tokens=16)
     finished(opened, [forked])
     assert target.calls["fork"] == 1
-    finished(opened, [request(2, PROMPT[::-1], temperature=0.8, seed=3)])
-    for number, (prompt, seed) in enumerate([(PROMPT, 1), (PROMPT, 2), (PROMPT[::-1], 3)]):
+    finished(opened, [request(2, PROMPT[::-1], temperature=0.8, seed=3, max_tokens=12)])
+    for number, (prompt, seed, length) in enumerate(
+        [(PROMPT, 1, 24), (PROMPT, 2, 16), (PROMPT[::-1], 3, 12)]
+    ):
         cold = toy()
         alone = Watched(method.drafter(cold))
-        one = request(number, prompt, temperature=0.8, seed=seed)
+        one = request(number, prompt, temperature=0.8, seed=seed, max_tokens=length)
         finished(engine(cold, alone, budget), [one])
         assert alone.drafts(number) == watched.drafts(number), f"request {number}"
 
@@ -262,8 +263,18 @@ def test_a_target_that_shows_nothing_but_logits_serves_what_needs_no_more(method
 
 # Edges of a round.
 
-STATELESS = [m for m in METHODS if m.name in ("ngram", "suffix", "draft_model", "self_draft", "eagle", "eagle3",
-                                              "ngram, eagle", "suffix, eagle3", "ngram, draft_model", "medusa")]  # fmt: skip
+READERS = (
+    "ngram",
+    "suffix",
+    "draft_model",
+    "self_draft",
+    "medusa",
+    "eagle",
+    "suffix, eagle3",
+    "ngram, draft_model",
+)
+STATELESS = [m for m in METHODS if m.name in READERS]
+"""Methods whose chains hang on the text alone, however it came about."""
 
 
 @dataclasses.dataclass
@@ -291,7 +302,7 @@ EDGES = {
 def test_after_any_edge_a_chain_is_that_of_a_drafter_that_just_read_the_text(
     method: Method, spoilt: str, edge: str
 ) -> None:
-    one = request(0, PROMPT, temperature=0.8, max_tokens=30)
+    one = request(0, PROMPT, temperature=0.8, max_tokens=16)
     text = (*PROMPT, *plain_tokens(toy(), one))
 
     def spoil(context: Context, draft: Draft) -> Draft:
@@ -337,7 +348,8 @@ def halves(tokens: Sequence[int]) -> Floats:  # [vocab]
     return logits
 
 
-LOW, HIGH = request(0, (1, 2, 3, 1, 2, 3)), request(1, (20, 21, 22, 20, 21, 22), seed=8, temperature=0.8)
+LOW = request(0, (1, 2, 3, 1, 2, 3), max_tokens=16)
+HIGH = request(1, (20, 21, 22, 20, 21, 22), seed=8, temperature=0.8, max_tokens=16)
 
 
 def drafts_of_high(method: Method, others: Sequence[str], **more: object) -> list[Draft]:
@@ -355,8 +367,7 @@ def drafts_of_high(method: Method, others: Sequence[str], **more: object) -> lis
 def test_no_draft_depends_on_another_request_or_holds_its_tokens(method: Method) -> None:
     alone = drafts_of_high(method, [])
     assert any(len(draft) for draft in alone)
-    for others in (["before"], ["beside"], ["before", "beside"]):
-        assert drafts_of_high(method, others) == alone, others
+    assert drafts_of_high(method, ["before", "beside"]) == alone
     if method.modelled is None and "self_draft" not in method.name:
         used = {token for draft in alone for token in draft.nodes.tokens}
         assert min(used) >= VOCAB // 2
@@ -413,17 +424,16 @@ DTYPES = ["auto", "float32", "bfloat16", pytest.param("int8", marks=pytest.mark.
 
 @pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("topk", [1, 3])
-def test_a_head_in_any_precision_changes_no_text(name: str, dtype: str, topk: int) -> None:
+def test_a_head_in_any_precision_changes_no_text(name: str, dtype: str) -> None:
     target = toy()
     settings = {"method": name, "model": head_for(name, target), "draft_dtype": dtype, "draft_device": "cpu",
-                "topk": topk}  # fmt: skip
+                "topk": 2}  # fmt: skip
     llm = LLM.from_parts(target, byte_tokenizer(()), speculative_config=settings)
-    params = [SamplingParams(temperature=t, seed=3, max_tokens=30, ignore_eos=True) for t in (0.0, 0.8)]
+    params = [SamplingParams(temperature=t, seed=3, max_tokens=16, ignore_eos=True) for t in (0.0, 0.8)]
     fast = llm.generate([PROMPT] * 2, params)
     slow = llm.with_speculation(None).generate([PROMPT] * 2, params)
     assert [c.token_ids for c in fast] == [c.token_ids for c in slow]
-    assert all(c.stats.num_draft_tokens > 20 for c in fast)
+    assert all(c.stats.num_draft_tokens > 10 for c in fast)
 
 
 @pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3"])
@@ -458,7 +468,7 @@ def test_a_head_with_broken_weights_changes_no_text(name: str) -> None:
 
 def test_methods_that_read_different_layers_take_turns_on_one_target() -> None:
     target = toy()
-    params = [SamplingParams(temperature=t, seed=3, max_tokens=30, ignore_eos=True) for t in (0.0, 0.8)]
+    params = [SamplingParams(temperature=t, seed=3, max_tokens=16, ignore_eos=True) for t in (0.0, 0.8)]
     plain = LLM.from_parts(target, byte_tokenizer(()))
     expected = [c.token_ids for c in plain.generate([PROMPT] * 2, params)]
     modelled = [m for m in METHODS if m.modelled]
@@ -473,4 +483,3 @@ def test_methods_that_read_different_layers_take_turns_on_one_target() -> None:
             done = llm.generate([PROMPT] * 2, params)
             assert [c.token_ids for c in done] == expected
             assert [c.stats for c in done] == cold[method.name], f"{method.name} reads its own columns"
-    assert len(PROMPT) + 30 < POSITIONS
