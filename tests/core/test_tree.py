@@ -22,10 +22,14 @@ def test_a_tree_knows_its_paths_depths_and_children() -> None:
     assert not TREE.is_chain
 
 
-def test_a_row_sees_the_pending_token_its_ancestors_and_itself() -> None:
-    for node in (None, *range(len(TREE))):
+@pytest.mark.parametrize(
+    "tree", [TREE, TokenTree(tuple(range(40)), (None, *(node // 3 for node in range(39))))]
+)
+def test_a_row_sees_the_pending_token_its_ancestors_and_itself(tree: TokenTree) -> None:
+    for node in (None, *range(len(tree))):
         row = 0 if node is None else node + 1
-        assert list(np.flatnonzero(TREE.sees[row])) == [0, *(other + 1 for other in TREE.path(node))]
+        assert list(np.flatnonzero(tree.sees[row])) == [0, *(other + 1 for other in tree.path(node))]
+    assert not tree.sees.flags.writeable
     assert np.array_equal(TokenTree.chain([3, 4]).sees, np.tri(3, dtype=bool))
     assert TokenTree((), ()).sees.tolist() == [[True]]
 
