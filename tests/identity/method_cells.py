@@ -186,8 +186,9 @@ _SHORT = {"num_speculative_tokens": 2}  # what a fresh head drafts is rejected, 
 
 METHODS = (
     Method((_cell("ngram", method="ngram"),)),
-    Method((_cell("suffix chain", method="suffix"), _cell("suffix tree", method="suffix", topk=2),
-            _cell("suffix shared", method="suffix", suffix_share_requests=True))),
+    Method((_cell("suffix chain", method="suffix"),
+            _cell("suffix shared", method="suffix", suffix_share_requests=True),
+            _cell("suffix tree", method="suffix", topk=2))),
     Method((_cell("recycling", method="recycling"),)),
     Method((_cell("lookahead", method="lookahead"),)),
     Method((_cell("suffix, recycling", method=["suffix", "recycling"]),

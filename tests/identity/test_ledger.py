@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PROBE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-import native_cells, ledger, outrider.models.hf
+import native_cells, method_cells, ledger, outrider.models.hf
 print(json.dumps([m.__file__ for name, m in sys.modules.items() if name.split(".")[0] == "outrider"]))
 """
 
@@ -100,7 +100,11 @@ def test_each_target_has_a_suite_and_prompts_that_are_left_out_are_told(
         assert capsys.readouterr().err == ""
     else:
         assert "the native target is left out" in capsys.readouterr().err
-    assert len(suites()) == 1 + len(native)
+    methods = suites("--target", "methods")
+    assert len(methods) == (2 if native else 0)
+    assert {suite.scope for suite in methods} <= {Scope(40, 160)}
+    assert not {suite.name for suite in methods} & {suite.name for suite in native}
+    assert len(suites()) == 1 + len(native) + len(methods)
     assert suites("--tokens", "8", "--prompts", "50")[0].scope == Scope(24, 8)
 
 
