@@ -206,20 +206,22 @@ def turned(x: Array) -> Array:  # [n, heads, 8]
 
 @dataclass
 class Watch:
-    """What `Growth` was shown: context, nodes, and the rows of pending token and nodes."""
+    """What `Growth` was shown: context, nodes, the rows it asked for, and their numbers."""
 
-    seen: list[tuple[tuple[int, ...], TokenTree, torch.Tensor]] = field(default_factory=list)
+    seen: list[tuple[tuple[int, ...], TokenTree, tuple[int, ...], torch.Tensor]] = field(default_factory=list)
 
     def __call__(self, monkeypatch: pytest.MonkeyPatch) -> Watch:
         grow = Growth.grow
 
         def watched(growth: Growth, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft],
                     score: Callable[..., list[torch.Tensor]]) -> list[Draft]:  # fmt: skip
-            def noted(some: Sequence[Context], given: Sequence[Draft]) -> list[torch.Tensor]:
-                rows = score(some, given)
-                for context, draft, row in zip(some, given, rows):
-                    self.seen.append((tuple(context.tokens), draft.nodes, row.clone()))
-                return rows
+            def noted(
+                some: Sequence[Context], given: Sequence[Draft], wanted: Sequence[Sequence[int]]
+            ) -> list[torch.Tensor]:
+                found = score(some, given, wanted)
+                for context, draft, rows, numbers in zip(some, given, wanted, found):
+                    self.seen.append((tuple(context.tokens), draft.nodes, tuple(rows), numbers.clone()))
+                return found
 
             return grow(growth, contexts, budgets, drafts, noted)
 
@@ -293,11 +295,11 @@ def test_every_row_of_a_generation_is_that_of_the_plain_head(
     assert topk == 1 or any(path[0] > 0 for path in accepted if path), "paths that leave the first children"
     for done in running:
         prompt = done.request.prompt
-        assert len({text for text, _, _ in watch.seen if text[: len(prompt)] == prompt}) >= 5, "five rounds"
-    for text, nodes, rows in watch.seen:
+        assert len({text for text, *_ in watch.seen if text[: len(prompt)] == prompt}) >= 5, "five rounds"
+    for text, nodes, rows, numbers in watch.seen:
         features = features_of(text[:-1])
-        for index, path in enumerate([(), *(nodes.path_tokens(node) for node in range(len(nodes)))]):
-            found, wanted = rows[index].numpy(), plain.row(text, features, path)
+        for row, found in zip(rows, numbers.numpy(), strict=True):
+            wanted = plain.row(text, features, nodes.path_tokens(row - 1 if row else None))
             finite = np.isfinite(wanted)
             assert np.array_equal(finite, np.isfinite(found))
             assert np.abs(found[finite] - wanted[finite]).max() < 1e-10
