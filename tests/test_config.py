@@ -45,6 +45,14 @@ def test_sizes_of_methods_without_a_model_have_their_defaults() -> None:
     assert SpeculativeConfig.of({"method": ["ngram", "recycling"]}).nodes >= 8
 
 
+def test_no_settings_together_draft_more_than_the_most() -> None:
+    wide = SpeculativeConfig.of({"model": "m", "topk": 1024, "num_steps": 1024})
+    deep = SpeculativeConfig.of(
+        {"method": "lookahead", "max_window_size": 1024, "max_ngram_size": 1024, "max_verification_set_size": 1024}
+    )
+    assert (wide.depth, wide.nodes) == (deep.depth, deep.nodes) == (1024, 1024)
+
+
 def test_the_caller_s_settings_are_left_as_they_are() -> None:
     given = {"method": "ngram", "num_speculative_tokens": 3}
     SpeculativeConfig.of(given)
@@ -83,6 +91,11 @@ def test_the_caller_s_settings_are_left_as_they_are() -> None:
         ({"method": "ngram", "guarantee": None}, "guarantee must be one of"),
         ({"method": "ngram", "num_speculative_tokens": 10**8}, "at most 1024"),
         ({"model": "m", "topk": 5000}, "at most 1024"),
+        ({"method": "ngram", "prompt_lookup_max": 10**30}, "prompt_lookup_max must be at most 1024"),
+        ({"method": "recycling", "recycling_successors": 10**9}, "recycling_successors must be at most 1024"),
+        ({"method": "lookahead", "max_window_size": 10**9}, "max_window_size must be at most 1024"),
+        ({"method": "lookahead", "max_verification_set_size": 1025}, "must be at most 1024"),
+        ({"method": "lookahead", "max_ngram_size": 1}, "max_ngram_size must be an integer of at least 2"),
         ({"num_speculative_tokens_per_batch_size": [[1, 4, 2]]}, "method is 'none'"),
         (
             {"method": "ngram", "num_speculative_tokens_per_batch_size": [[1, 4, 10**9]]},

@@ -44,11 +44,13 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
 }
 MOST_DRAFTED = 1024
 """No draft is deeper, wider or larger than this: far beyond what any target scores at a profit."""
-_DRAFT_SIZES = ("num_speculative_tokens", "num_steps", "topk", "tree_budget")
+_DRAFT_SIZES = (
+    "num_speculative_tokens", "num_steps", "topk", "tree_budget", "prompt_lookup_min", "prompt_lookup_max",
+    "recycling_successors", "max_window_size", "max_ngram_size", "max_verification_set_size",
+)  # fmt: skip
 _COUNTS = (
-    *_DRAFT_SIZES, "prompt_lookup_min", "prompt_lookup_max", "suffix_decoding_max_tree_depth",
-    "suffix_decoding_max_cached_requests", "recycling_successors", "max_window_size", "max_ngram_size",
-    "max_verification_set_size", "assistant_early_exit", "max_model_len",
+    *_DRAFT_SIZES, "suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests", "assistant_early_exit",
+    "max_model_len",
 )  # fmt: skip
 _RECYCLING_NODES = 8
 _DEPTHS: Mapping[str, int] = {"ngram": 8, "suffix": 8}
@@ -141,7 +143,7 @@ class SpeculativeConfig:
         for value in (self.num_speculative_tokens, self.num_steps):
             if value is not None:
                 return value
-        return max(self._default_depth(name) for name in self.methods)
+        return min(MOST_DRAFTED, max(self._default_depth(name) for name in self.methods))
 
     @property
     def longest(self) -> int:
@@ -168,7 +170,7 @@ class SpeculativeConfig:
         """How many nodes a draft may hold."""
         if self.tree_budget is not None:
             return self.tree_budget
-        return max(self._default_nodes(name) for name in self.methods)
+        return min(MOST_DRAFTED, max(self._default_nodes(name) for name in self.methods))
 
     @property
     def window(self) -> tuple[int, int, int]:
@@ -205,8 +207,9 @@ class SpeculativeConfig:
             value = getattr(self, name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
+            least = 2 if name == "max_ngram_size" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
             if name in _DRAFT_SIZES and value > MOST_DRAFTED:
                 raise ConfigError(f"{name} must be at most {MOST_DRAFTED}, not {value!r:.40}")
         for name, choices in _CHOICES.items():

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from outrider.config import SpeculativeConfig
+from outrider.config import MOST_DRAFTED, SpeculativeConfig
 from outrider.core.protocols import Chunk, Drafter, TappedTarget, TargetModel
 from outrider.core.records import Budget, Completion, Context, Draft, Guarantee, RoundResult
 from outrider.core.rules import RejectionMethod, RuleBook
@@ -319,7 +319,7 @@ def _controller(config: SpeculativeConfig) -> Controller:
     if schedule is None:
         return FixedController(budget)
     rows = tuple((first, last, depth) for first, last, depth in schedule)
-    return BatchSizeController(rows, budget, config.tree_budget)
+    return BatchSizeController(rows, budget, config.tree_budget or MOST_DRAFTED)
 
 
 __all__ = ["LLM", "Delta", "generate_with"]
