@@ -156,6 +156,16 @@ def test_sequences_share_nothing() -> None:
     assert drafted(drafter, [1]) == EMPTY_DRAFT
 
 
+def test_a_fork_drafts_what_a_cold_start_on_its_text_would() -> None:
+    drafter, target = LookaheadDrafter(), ToyTarget(VOCAB, sharpness=4.0)
+    prompt = [1, 2, 3, 4, 1, 2]
+    made = rounds(drafter, target, prompt, 5)
+    text = [*prompt, *(token for result in made for token in result.emitted)]
+    drafter.fork(0, 1, len(text) - 1)
+    [warm] = drafter.propose([Context.of(text, sequence_id=1)], [ROOMY], [EMPTY_DRAFT])
+    assert warm == drafted(LookaheadDrafter(), text)
+
+
 @pytest.mark.parametrize("settings", [{"window": 0}, {"ngram": 1}, {"candidates": 0}])
 def test_sizes_that_guess_nothing_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="must be at least"):
@@ -173,3 +183,10 @@ def test_sizes_that_guess_nothing_are_refused(settings: dict[str, int]) -> None:
 )
 def test_the_contract_is_kept(drafter: type[LookaheadDrafter]) -> None:
     check_drafter(lambda target: drafter(), lambda: ToyTarget(VOCAB, sharpness=4.0))
+
+
+def test_targets_without_trees_get_chains() -> None:
+    check_drafter(
+        lambda target: LookaheadDrafter(trees=False),
+        lambda: ToyTarget(VOCAB, sharpness=4.0, supports_trees=False),
+    )

@@ -140,6 +140,14 @@ def test_sequences_share_nothing() -> None:
     assert drafted(drafter, [1]) == EMPTY_DRAFT
 
 
+def test_a_fork_drafts_what_a_cold_start_on_its_text_would() -> None:
+    text, drafter = [1, 2, 3, 1, 2, 4, 1], free()
+    draft = drafted(drafter, text)
+    shown(drafter, draft, [row(9, 8)] * (len(draft) + 1), emitted=[9])
+    drafter.fork(0, 1, 6)
+    assert drafted(drafter, text, sequence_id=1) == drafted(free(), text)
+
+
 @pytest.mark.parametrize("settings", [{"successors": 0}, {"topk": 0}])
 def test_empty_counts_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="at least 1, not 0"):
@@ -151,4 +159,11 @@ def test_empty_counts_are_refused(settings: dict[str, int]) -> None:
 def test_the_contract_is_kept(settings: dict[str, int], row_cost: float) -> None:
     check_drafter(
         lambda target: RecyclingDrafter(row_cost=row_cost, **settings), lambda: ToyTarget(12, sharpness=4.0)
+    )
+
+
+def test_targets_without_trees_get_chains() -> None:
+    check_drafter(
+        lambda target: RecyclingDrafter(topk=1, row_cost=0.0),
+        lambda: ToyTarget(12, sharpness=4.0, supports_trees=False),
     )
