@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -17,6 +17,7 @@ from outrider.core.protocols import Drafter
 from outrider.core.records import Budget, Guarantee, Request
 from outrider.core.rules import RejectionMethod, RuleBook
 from outrider.core.sampling import SamplingParams
+from outrider.core.target_law import TargetLaw
 from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.draft_model import ModelDrafter
 from outrider.drafters.eagle import EagleDrafter
@@ -39,6 +40,7 @@ from outrider.testing.toy import ToyTarget
 VOCAB = 3
 PROMPT = (0, 1, 2, 0, 1, 1)
 TEMPERATURE = 0.9
+PLAIN = SamplingParams(temperature=TEMPERATURE)
 
 Tokens = tuple[int, ...]
 Law = Mapping[Tokens, float]
@@ -49,15 +51,18 @@ def tiny_target() -> ToyTarget:
     return ToyTarget(VOCAB, seed=3, order=2, sharpness=1.0)
 
 
-def plain_law(length: int) -> dict[Tokens, float]:
+def plain_law(length: int, sampling: SamplingParams | None = None) -> dict[Tokens, float]:
     """The law of the first `length` tokens that plain decoding draws after the prompt, enumerated."""
     target = tiny_target()
 
-    def probs(tokens: Sequence[int]) -> Floats:
-        weights: Floats = np.exp(target.logits_of(tokens) / TEMPERATURE)
+    def probs(path: Sequence[int]) -> Floats:
+        logits = target.logits_of([*PROMPT, *path])
+        if sampling is not None:
+            return TargetLaw(sampling, prompt=PROMPT).node(logits, path).probs
+        weights: Floats = np.exp(logits / TEMPERATURE)
         return weights / weights.sum()
 
-    law = law_of_texts([(1.0, ())], lambda path: probs([*PROMPT, *path]), length)
+    law = law_of_texts([(1.0, ())], probs, length)
     return {tokens: float(chance) for tokens, chance in np.ndenumerate(law)}
 
 
@@ -74,6 +79,7 @@ class Cell:
     method: RejectionMethod | None = None
     guarantee: Guarantee = Guarantee.SAME_DISTRIBUTION
     changing: bool = False
+    sampling: SamplingParams = PLAIN
 
     def parts(self) -> Parts:
         """A new target, drafter and controller of this cell."""
@@ -82,7 +88,7 @@ class Cell:
         return Parts(target, self.build(target), RuleBook(self.method), controller)
 
     def request(self, number: int, seed: int, length: int) -> Request:
-        sampling = SamplingParams(temperature=TEMPERATURE, max_tokens=length)
+        sampling = replace(self.sampling, max_tokens=length)
         return Request(number, PROMPT, sampling, seed, self.guarantee)
 
 
@@ -163,7 +169,9 @@ CELLS = (
     Cell("recycling tree", recycling(2), TREE),
     Cell("lookahead", lookahead, TREE),
     Cell("lookahead, standard", lookahead, TREE, method=STANDARD),
-    Cell("model, then suffix", lambda target: ChainedDrafter([short_sighted_model(target), suffix()(target)])),
+    Cell(
+        "model, then suffix", lambda target: ChainedDrafter([short_sighted_model(target), suffix()(target)])
+    ),
     Cell("greedy tree", model(2, SampleMethod.GREEDY), TREE),
     Cell("changing length, block", model(), changing=True),
     Cell("changing length, tree", model(2), Budget(3, 5), changing=True),
@@ -178,6 +186,16 @@ CELLS = (
     Cell("eagle chain, block", eagle()),
     Cell("eagle tree, traversal", eagle(2), TREE),
     Cell("eagle, changing length", eagle(), changing=True),
+    Cell("same text, recycling tree", recycling(2), TREE, guarantee=Guarantee.SAME_TEXT),
+    Cell("same text, lookahead", lookahead, TREE, guarantee=Guarantee.SAME_TEXT),
+    Cell(
+        "ngram, then medusa",
+        lambda target: ChainedDrafter([NgramDrafter(3, 4), medusa()(target)], target.taps),
+    ),
+    Cell(
+        "suffix, then eagle", lambda target: ChainedDrafter([suffix()(target), eagle()(target)], target.taps)
+    ),
+    Cell("self-drafting chain", lambda target: SelfDrafter.early_exit(target, 2)),
     Cell("same text, eagle tree", eagle(2), TREE, guarantee=Guarantee.SAME_TEXT),
 )
 

@@ -24,13 +24,27 @@ from outrider.core.noise import Place, Purpose, RoundNoise, gumbel
 from outrider.core.protocols import AcceptanceRule, Chunk, Drafter
 from outrider.core.records import Budget, Context, Draft, Guarantee, Request
 from outrider.core.round import run_round
+from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence
 from outrider.testing.branching import BranchingNoise, outcomes
 
-LEVEL = 0.001 / 40  # 24 chi-square tests of generations, 6 of draws, and some to spare
+LEVEL = 0.001 / 60  # 40 chi-square tests of generations, 6 of draws, and some to spare
 QUICK = ("chain, block", "changing length, tree", "same text, changing length")
 SEEDS = range(2500)
 SAMPLED = [cell for cell in CELLS if cell.guarantee is Guarantee.SAME_DISTRIBUTION]
+SLOW = (
+    "medusa, tree, standard",
+    "medusa, chain",
+    "eagle chain, block",
+    "suffix, then eagle",
+    "ngram, then medusa",
+)
+SETTINGS = {
+    "top_p": SamplingParams(temperature=0.8, top_p=0.8),
+    "penalties": SamplingParams(
+        temperature=0.8, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3
+    ),
+}
 by_sampled_cell = pytest.mark.parametrize("cell", SAMPLED, ids=lambda c: c.name)
 
 
@@ -97,14 +111,26 @@ def narrow(cell: Cell) -> Cell:
 
 
 def error_of(cell: Cell, length: int) -> float:
-    found, wanted = enumerated(narrow(cell), length), plain_law(length)
+    found, wanted = enumerated(narrow(cell), length), plain_law(length, cell.sampling)
     assert found.keys() <= wanted.keys()
     return max(abs(found.get(tokens, 0.0) - chance) for tokens, chance in wanted.items())
 
 
-@by_sampled_cell
+@pytest.mark.parametrize("cell", [c for c in SAMPLED if c.name not in SLOW], ids=lambda c: c.name)
 def test_the_enumerated_law_of_several_rounds_is_the_target_s(cell: Cell) -> None:
     assert error_of(cell, 2) < 1e-12
+
+
+@pytest.mark.parametrize("cell", [c for c in SAMPLED if c.name not in SLOW], ids=lambda c: c.name)
+def test_the_enumerated_law_with_a_nucleus_is_the_target_s(cell: Cell) -> None:
+    assert error_of(replace(cell, sampling=SETTINGS["top_p"]), 2) < 1e-12
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("settings", SETTINGS)
+@by_sampled_cell
+def test_the_enumerated_law_is_the_target_s_under_any_processor(cell: Cell, settings: str) -> None:
+    assert error_of(replace(cell, sampling=SETTINGS[settings]), 2) < 1e-12
 
 
 @pytest.mark.full

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -440,10 +441,10 @@ def test_a_head_in_any_precision_changes_no_text(name: str, dtype: str) -> None:
 @pytest.mark.parametrize(("settings", "named"), [
     ({"draft_dtype": "float16"}, "float16"), ({"draft_dtype": "int4"}, "int4"), ({"draft_device": "gpu"}, "gpu"),
     ({"draft_device": ""}, "draft_device"), ({"draft_device": "cuda:99"}, "cuda:99"),
-    ({"draft_device": "meta"}, "meta"),
+    ({"draft_device": "meta"}, "meta"), ({"draft_device": 10**30}, "draft_device"),
 ])  # fmt: skip
 def test_a_place_or_precision_that_no_head_can_have_is_refused_by_name(
-    name: str, settings: dict[str, str], named: str
+    name: str, settings: dict[str, Any], named: str
 ) -> None:
     target = toy()
     with pytest.raises(ConfigError, match=named):

@@ -218,8 +218,8 @@ def device_named(name: str, setting: str = "device") -> torch.device:
     """The device that `setting` asks for, if it is on this machine. Raises `ConfigError`."""
     try:
         device = torch.device(name)
-    except (RuntimeError, TypeError):
-        raise ConfigError(f"{setting} {name!r} is unknown: use 'cpu' or 'cuda'") from None
+    except (RuntimeError, TypeError, ValueError):
+        raise ConfigError(f"{setting} {name!r:.40} is unknown: use 'cpu' or 'cuda'") from None
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"{setting} {name!r} is not supported: use 'cpu' or 'cuda'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
