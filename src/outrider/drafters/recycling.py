@@ -37,7 +37,7 @@ _FAINT = 0.01
 """Smaller shares are forgotten when a new row comes: nothing so faint is worth a row."""
 
 _BIGRAM_SHARES = (0.4, 0.12, 0.05, 0.05, 0.04, 0.03, 0.02, 0.02)
-"""What a prompt's bigrams count for, the most recent first: how often each came next in the same texts."""
+"""What a prompt's bigrams count for, the most recent first: how often each came next, in texts of 3 prompts of each task."""
 
 
 class RecyclingDrafter:
@@ -163,11 +163,12 @@ class _Memory:
         if self._asked or len(result.draft):
             self._count_kinds(pending, result.emitted)
             self._learn(pending, result)
+        if self._asked:
             self._read += len(result.emitted)
         self._asked = False
 
     def _chances(self, depth: int) -> list[float]:
-        """By step."""
+        """The chance of a successor by the step of its share; depth 0 is below the root, 1 deeper."""
         return [self._values.chance((step, depth)) for step in range(len(_STEPS) + 1)]
 
     def _count_kinds(self, pending: int, emitted: Sequence[int]) -> None:
