@@ -37,7 +37,7 @@ _FAINT = 0.01
 """Smaller shares are forgotten when a new row comes: nothing so faint is worth a row."""
 
 _BIGRAM_SHARES = (0.4, 0.12, 0.05, 0.05, 0.04, 0.03, 0.02, 0.02)
-"""What a prompt's bigrams count for, the most recent first: how often each came next, in texts of 3 prompts of each task."""
+"""What a prompt's bigrams count for, the most recent first: how often each came next, in 3 texts of each task."""
 
 
 class RecyclingDrafter:
