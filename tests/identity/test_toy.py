@@ -21,9 +21,9 @@ def check_alone(method: Method, first: int, step: int) -> None:
         assert_texts([job], write(method, [job], 1 + index % 8))
 
 
-@pytest.mark.parametrize(("first", "method"), enumerate(METHODS), ids=lambda m: getattr(m, "name", ""))
-def test_a_request_alone_writes_its_plain_text(first: int, method: Method) -> None:
-    check_alone(method, first % 4, 4)
+@by_method
+def test_a_request_alone_writes_its_plain_text(method: Method) -> None:
+    check_alone(method, METHODS.index(method) % 4, 4)
 
 
 @pytest.mark.full
