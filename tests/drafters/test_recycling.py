@@ -167,3 +167,23 @@ def test_targets_without_trees_get_chains() -> None:
         lambda target: RecyclingDrafter(topk=1, row_cost=0.0),
         lambda: ToyTarget(12, sharpness=4.0, supports_trees=False),
     )
+
+
+def test_below_chains_that_are_not_kept_nothing_is_drafted_any_more() -> None:
+    """A leaf is worth what chains of its length were: nodes below one that never holds cost rows for nothing."""
+    found = {}
+    for kept in (True, False):
+        drafter, text = RecyclingDrafter(successors=2), [0, 1, 2, 3] * 4
+        for _ in range(150):
+            follower = (text[-1] + 1) % 4
+            chain = Draft.chain([follower if kept else (text[-1] + 2) % 4])
+            draft = drafted(drafter, text, given=chain)
+            tokens = (text[-1], *draft.nodes.tokens)
+            accepted = (0,) if kept else ()
+            emitted = (follower, (follower + 1) % 4) if kept else (follower,)
+            rows = [row((token + 1) % 4, 9) for token in tokens]
+            shown(drafter, draft, rows, list(emitted), accepted=accepted)
+            text += emitted
+        found[kept] = len(drafted(drafter, text, given=chain)) - 1
+    assert found[True] >= 2
+    assert found[False] == 0

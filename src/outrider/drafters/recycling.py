@@ -25,10 +25,14 @@ _STEPS = (0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.6, 0.8, 0.92)
 
 _BELOW_PENDING = (0.01, 0.01, 0.03, 0.06, 0.09, 0.15, 0.35, 0.39, 0.61, 0.65, 0.87)
 _DEEPER = (0.01, 0.02, 0.02, 0.06, 0.11, 0.20, 0.38, 0.55, 0.72, 0.88, 0.92)
+_LONGEST_GIVEN = 8  # given chains of this length and more are counted together
 _PRIORS: Mapping[Hashable, float] = {
-    (step, depth): chance
-    for depth, chances in enumerate((_BELOW_PENDING, _DEEPER))
-    for step, chance in enumerate(chances)
+    **{
+        (step, depth): chance
+        for depth, chances in enumerate((_BELOW_PENDING, _DEEPER))
+        for step, chance in enumerate(chances)
+    },
+    **{("given", length): 0.7**length for length in range(1, _LONGEST_GIVEN + 1)},
 }
 """By step: how often a successor came next where its token was reached. SmolLM2 at temperature 0, 5 prompts of each
 Spec-Bench task, up to 128 tokens each: 50 to 2,100 successors per figure."""
@@ -49,7 +53,8 @@ class RecyclingDrafter:
 
     A tree grows best-first by the product of its nodes' measured chances, up to the budget and as long as a node is
     worth `row_cost`, the price of a row. `topk` bounds the children of a node; 1 drafts chains. Below a given chain
-    the tree hangs on its leaf; a given tree is left alone. Raises `ConfigError` unless counts are at least 1.
+    the tree hangs on its leaf, and counts for as much as chains of that length were kept whole; a given tree is left
+    alone. Raises `ConfigError` unless counts are at least 1.
     """
 
     taps: tuple[int, ...] = ()
@@ -91,6 +96,7 @@ class RecyclingDrafter:
         memory.read(context.tokens)
         last = draft.nodes.tokens[-1] if len(draft) else context.tokens[-1]
         memory.grow(builder, last, self._topk, self._row_cost)
+        memory.given = len(draft)
         return builder.draft()
 
 
@@ -109,6 +115,7 @@ class _Memory:
         self._read = 0  # tokens of the text whose bigrams are in
         self._pending: int | None = None
         self._asked = False  # for a draft of the round to come
+        self.given = 0  # nodes of the chain below which it was asked
 
     def read(self, tokens: TokenView) -> None:
         """Takes in the bigrams of what became certain unseen, such as a prompt; the most recent counts most."""
@@ -131,7 +138,9 @@ class _Memory:
         root = builder.start
         assert root is not None
         first, deeper = self._chances(0), self._chances(1)
-        siblings, values = {root: self._successors.get(token, [])}, {root: 1.0}
+        length = builder.depth(root)
+        above = self._values.chance(("given", min(length, _LONGEST_GIVEN))) if length else 1.0
+        siblings, values = {root: self._successors.get(token, [])}, {root: above}
         queue: list[tuple[float, int, int]] = []  # of the next child of each row: minus its value, row, rank
 
         def offer(row: int, rank: int) -> None:
@@ -141,7 +150,7 @@ class _Memory:
                 heapq.heappush(queue, (-values[row] * chance, row, rank))
 
         offer(root, 0)
-        promised, cost = 1.0, 1.0
+        promised, cost = 1.0 + length * above, 1.0 + length * row_cost
         while queue and builder.room > 0:
             negative, row, rank = heapq.heappop(queue)
             if -negative * cost <= row_cost * promised:
@@ -160,6 +169,10 @@ class _Memory:
         if self._pending is None or not result.emitted:
             return
         pending, self._pending = self._pending, result.emitted[-1]
+        if self.given:
+            kept = self.given - 1 in result.accepted
+            self._values.count(("given", min(self.given, _LONGEST_GIVEN)), kept=kept)
+            self.given = 0
         if self._asked or len(result.draft):
             self._count_kinds(pending, result.emitted)
             self._learn(pending, result)
