@@ -42,8 +42,8 @@ ALONE = 0.1  # of the prompts; the others are answered in batches
 DRAFT_VOCAB = 4096
 _HEAD_DIM = 64
 
-# A chain of four tokens right at 70 % of the places keeps two or more in 0.49 of the rounds on average over all seeds, a
-# tree in more. The smallest run has some 50 rounds, whose share scatters by 0.07.
+# A chain of four tokens right at 70 % of the places keeps two or more in 0.49 of the rounds on average over all seeds,
+# a tree in more. The smallest run has some 50 rounds, whose share scatters by 0.07.
 _CHAIN_BAR, _TREE_BAR = 0.25, 0.4
 
 HeadMaker = Callable[[TappedTarget], Head]

@@ -56,7 +56,7 @@ def bound(model: Model):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(("cell", "setting"), PORTABLE, ids=lambda value: getattr(value, "name", value))
 def test_methods_write_the_plain_text_up_to_certified_ties(
     model: Model, plain, bound, cell: Cell, setting: str
-):  # type: ignore[no-untyped-def]
+) -> None:  # type: ignore[no-untyped-def]
     assert placement_of(model.target).dtype == "float32"
     result = run_cell(model, SHORT_PAIR, Run(cell, setting, 2), plain(setting), bound)
     assert result.problems() == []
@@ -64,8 +64,8 @@ def test_methods_write_the_plain_text_up_to_certified_ties(
 
 
 def test_every_method_has_a_cell_and_every_cell_is_run_at_every_setting() -> None:
-    used = {word for cell in cells() for name in cell.name.split(", ") for word in name.split()}
-    assert set(BUILT_IN_METHODS) - {"none"} <= used
+    names = [cell.name.split(", ") for cell in cells() if not cell.name.startswith("scripted")]
+    assert set(BUILT_IN_METHODS) - {"none"} <= {name.split()[0] for parts in names for name in parts}
     runs = method_runs(SCOPE)
     for cell in cells():
         found = {(run.setting, run.batch) for run in runs if run.cell is cell}
