@@ -128,7 +128,7 @@ class SpeculativeConfig:
                 )
         given = dict(settings)
         if "method" not in given:
-            given["method"] = _implied_method(given)
+            given["method"] = implied_method(given)
         return SpeculativeConfig(**given)
 
     @property
@@ -224,14 +224,19 @@ class SpeculativeConfig:
             object.__setattr__(self, "num_speculative_tokens_per_batch_size", _schedule(schedule))
 
     def _check_suffix_values(self) -> None:
-        for name, highest in (("suffix_decoding_max_spec_factor", 1e6), ("suffix_decoding_min_token_prob", 1.0)):
+        for name, highest in (
+            ("suffix_decoding_max_spec_factor", 1e6),
+            ("suffix_decoding_min_token_prob", 1.0),
+        ):
             value = getattr(self, name)
             if value is not None and (
                 isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= highest
             ):
                 raise ConfigError(f"{name} must be a number from 0 to {highest:g}, not {value!r}")
         if self.suffix_share_requests is not None and not isinstance(self.suffix_share_requests, bool):
-            raise ConfigError(f"suffix_share_requests must be true or false, not {self.suffix_share_requests!r}")
+            raise ConfigError(
+                f"suffix_share_requests must be true or false, not {self.suffix_share_requests!r}"
+            )
 
     def _check_owners(self) -> None:
         own_names = [name for name in self.methods if name not in BUILT_IN_METHODS]
@@ -244,7 +249,9 @@ class SpeculativeConfig:
         if needing and self.model is None:
             raise ConfigError(f"method {needing[0]!r} needs 'model': the draft's hub id, folder or file")
         if len(needing) > 1:
-            raise ConfigError(f"methods {' and '.join(needing)} both need 'model', which names one: keep one of them")
+            raise ConfigError(
+                f"methods {' and '.join(needing)} both need 'model', which names one: keep one of them"
+            )
         for key in ("num_speculative_tokens", "num_speculative_tokens_per_batch_size"):
             if self.methods == ("none",) and getattr(self, key) is not None:
                 raise ConfigError(f"{key} needs a method that drafts; method is 'none'")
@@ -270,7 +277,7 @@ class SpeculativeConfig:
             )
 
 
-def _implied_method(given: Mapping[str, Any]) -> str:
+def implied_method(given: Mapping[str, Any]) -> str:
     """The method that a lone `model` or method-specific key leaves no doubt about."""
     for key, owners in _OWNERS.items():
         if given.get(key) is not None and (len(owners) == 1 or key == "model"):

@@ -13,7 +13,7 @@ from outrider.cli.exit_codes import CHECK_FAILED
 from outrider.cli.options import EngineSettings, engine_options, speculation_options, speculative_settings
 from outrider.cli.progress import Progress
 from outrider.cli.report import Totals, items, placement, print_json
-from outrider.config import SpeculativeConfig
+from outrider.config import SpeculativeConfig, implied_method
 
 if TYPE_CHECKING:
     from outrider.core.records import Completion
@@ -67,7 +67,7 @@ def demo(max_tokens: int, as_json: bool, **given: Any) -> int:
     lookup unless told otherwise. Takes about a minute on two cores.
     """
     settings = speculative_settings(given)
-    if not {"method", "model", "assistant_early_exit", "skip_layers"} & set(settings):
+    if "method" not in settings and implied_method(settings) == "none":
         settings["method"] = "ngram"
     config = SpeculativeConfig.of(settings)
     plain = EngineSettings.drafting(_MODEL, given, SpeculativeConfig()).open()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from outrider.cli.progress import Progress
-from outrider.config import SpeculativeConfig
+from outrider.config import BUILT_IN_METHODS, SpeculativeConfig
 from outrider.errors import ConfigError, ParameterError
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ _ENGINE = (
     click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads of the CPU to use."),
 )  # fmt: skip
 _SPECULATION = (
-    click.option("--method", metavar="A[,B]", help="Drafter: none, ngram, draft_model, self_draft, or a list of them."),
+    click.option("--method", metavar="A[,B]", help=f"Drafter: {', '.join(BUILT_IN_METHODS)}, or a list of them."),
     click.option("--num-speculative-tokens", type=int, metavar="K", help="Tokens drafted per round."),
-    click.option("--draft-model", "-md", metavar="MODEL", help="The model that drafts, for method draft_model."),
+    click.option("--draft-model", "-md", metavar="MODEL",
+                 help="The draft model, or the folder or hub id of a head for medusa, eagle, eagle3."),
     click.option("--num-steps", type=int, metavar="N", help="Depth of a drafted tree."),
     click.option("--topk", type=int, metavar="N", help="Children per node of a drafted tree."),
     click.option("--tree-budget", type=int, metavar="N", help="Nodes of a drafted tree."),
