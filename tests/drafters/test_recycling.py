@@ -10,9 +10,11 @@ import torch
 from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, RoundResult, Scores
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.errors import ConfigError
+from outrider.models.row_costs import RowCosts
 from outrider.testing.contract import check_drafter
 from outrider.testing.toy import ToyTarget
 
+FREE = RowCosts.linear(0.0)
 VOCAB = 10
 WIDE = Budget(4, 16)
 
@@ -44,7 +46,7 @@ def children(draft: Draft, row: int) -> list[int]:
 
 def free(**settings: int) -> RecyclingDrafter:
     """A drafter that fills its budget."""
-    return RecyclingDrafter(row_cost=0.0, **settings)
+    return RecyclingDrafter(costs=FREE, **settings)
 
 
 def test_a_prompt_s_bigrams_are_drafted_the_most_recent_first() -> None:
@@ -158,13 +160,14 @@ def test_empty_counts_are_refused(settings: dict[str, int]) -> None:
 @pytest.mark.parametrize("row_cost", [0.0, 0.05])
 def test_the_contract_is_kept(settings: dict[str, int], row_cost: float) -> None:
     check_drafter(
-        lambda target: RecyclingDrafter(row_cost=row_cost, **settings), lambda: ToyTarget(12, sharpness=4.0)
+        lambda target: RecyclingDrafter(costs=RowCosts.linear(row_cost), **settings),
+        lambda: ToyTarget(12, sharpness=4.0),
     )
 
 
 def test_targets_without_trees_get_chains() -> None:
     check_drafter(
-        lambda target: RecyclingDrafter(topk=1, row_cost=0.0),
+        lambda target: RecyclingDrafter(topk=1, costs=FREE),
         lambda: ToyTarget(12, sharpness=4.0, supports_trees=False),
     )
 

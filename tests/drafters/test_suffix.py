@@ -27,9 +27,11 @@ from outrider.drafters.suffix_automaton import BYTES_PER_TOKEN
 from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.errors import ConfigError
+from outrider.models.row_costs import RowCosts
 from outrider.testing.contract import check_drafter
 from outrider.testing.toy import ToyTarget
 
+FREE = RowCosts.linear(0.0)
 PASSAGE = list(range(100, 140))
 
 
@@ -60,10 +62,26 @@ def test_a_draft_is_longer_after_a_longer_match() -> None:
 
 def test_the_factor_scales_a_draft_with_its_match() -> None:
     lengths = [
-        len(drafted(SuffixDrafter(max_spec_factor=factor, min_token_prob=0.0), PASSAGE + PASSAGE[:8], 30))
+        len(
+            drafted(
+                SuffixDrafter(max_spec_factor=factor, min_token_prob=0.0, costs=FREE),
+                PASSAGE + PASSAGE[:8],
+                30,
+            )
+        )
         for factor in (0.0, 0.25, 0.5, 1.0)
     ]
     assert [length - lengths[0] for length in lengths] == [0, 2, 4, 8]
+
+
+def test_dear_rows_shorten_a_draft() -> None:
+    text = PASSAGE + PASSAGE[:8]
+    lengths = [
+        len(drafted(SuffixDrafter(costs=RowCosts.linear(cost)), text, 30)) for cost in (0.0, 0.04, 0.3, 2.0)
+    ]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[2]
+    assert lengths[-1] == 0
 
 
 def test_the_text_may_go_round_in_circles() -> None:
@@ -118,7 +136,7 @@ FORKED = [1, 2, 3, 4, 5, 9, 1, 2, 3, 6, 7, 9, 1, 2, 3]
 
 
 def test_a_tree_holds_the_chain_and_the_other_ways_to_go_on() -> None:
-    tree = drafted(SuffixDrafter(topk=2, min_token_prob=0.02), FORKED, Budget(3, 9))
+    tree = drafted(SuffixDrafter(topk=2, min_token_prob=0.02, costs=FREE), FORKED, Budget(3, 9))
     chain = drafted(SuffixDrafter(), FORKED, 3)
     paths = {tree.nodes.path_tokens(leaf) for leaf in tree.nodes.leaves}
     assert chain.nodes.tokens in paths

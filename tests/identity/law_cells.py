@@ -32,11 +32,13 @@ from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.models.eagle_head import EagleHead
 from outrider.models.head_cache import CachedHead
+from outrider.models.row_costs import RowCosts
 from outrider.testing.rule_contract import law_of_texts
 from outrider.testing.scripted_medusa import random_medusa
 from outrider.testing.tiny_head import tiny_eagle3
 from outrider.testing.toy import ToyTarget
 
+FREE = RowCosts.linear(0.0)
 VOCAB = 3
 PROMPT = (0, 1, 2, 0, 1, 1)
 TEMPERATURE = 0.9
@@ -127,12 +129,12 @@ def eagle(topk: int = 1) -> Callable[[ToyTarget], Drafter]:
 
 def suffix(topk: int = 1) -> Callable[[ToyTarget], Drafter]:
     """Suffix drafts that stop at nothing."""
-    return lambda target: SuffixDrafter(min_token_prob=0.0, max_spec_factor=4.0, topk=topk)
+    return lambda target: SuffixDrafter(min_token_prob=0.0, max_spec_factor=4.0, topk=topk, costs=FREE)
 
 
 def recycling(topk: int) -> Callable[[ToyTarget], Drafter]:
     """Recycled successors, drafted whatever they cost."""
-    return lambda target: RecyclingDrafter(topk=topk, row_cost=0.0)
+    return lambda target: RecyclingDrafter(topk=topk, costs=FREE)
 
 
 def lookahead(target: ToyTarget) -> Drafter:

@@ -38,11 +38,13 @@ from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import ConfigError
+from outrider.models.row_costs import RowCosts
 from outrider.testing.language import HashedLanguage
 from outrider.testing.scripted_head import ScriptedHead
 from outrider.testing.scripted_medusa import ScriptedMedusa
 from outrider.testing.toy import ToyTarget
 
+FREE = RowCosts.linear(0.0)
 VOCAB = 24
 DEPTH = 4
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
@@ -135,7 +137,7 @@ LOOKUPS: dict[str, Callable[[], Drafter]] = {
     "ngram": NgramDrafter,
     "suffix": SuffixDrafter,
     "suffix tree": lambda: SuffixDrafter(topk=2),
-    "recycling": lambda: RecyclingDrafter(topk=3, row_cost=0.0),
+    "recycling": lambda: RecyclingDrafter(topk=3, costs=FREE),
     "lookahead": LookaheadDrafter,
 }
 

@@ -27,6 +27,7 @@ from outrider.drafters.self_draft import SelfDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.controller import Controller, FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
+from outrider.models.row_costs import RowCosts
 from outrider.testing.oracle import OracleText, oracle_text
 from outrider.testing.scripted import ScriptedDrafter
 from outrider.testing.scripted_head import ScriptedHead
@@ -34,6 +35,7 @@ from outrider.testing.scripted_medusa import ScriptedMedusa, random_medusa
 from outrider.testing.tiny_head import tiny_eagle, tiny_eagle3
 from outrider.testing.toy import ToyTarget
 
+FREE = RowCosts.linear(0.0)
 VOCAB = 24
 EOS = 7
 MAX_TOKENS = 24
@@ -174,15 +176,15 @@ def _random_medusa(target: ToyTarget, jobs: Sequence[Job]) -> Drafter:
 METHODS = (
     Method("none", lambda target, jobs: NoDrafter()),
     Method("ngram", lambda target, jobs: NgramDrafter()),
-    Method("suffix", lambda target, jobs: SuffixDrafter(min_token_prob=0.02)),
-    Method("suffix, tree", lambda target, jobs: SuffixDrafter(min_token_prob=0.02, topk=3), width=3),
-    Method("suffix, shared", lambda target, jobs: SuffixDrafter(min_token_prob=0.02, share_requests=True)),
-    Method("recycling", lambda target, jobs: RecyclingDrafter(topk=1, row_cost=0.0)),
-    Method("recycling, tree", lambda target, jobs: RecyclingDrafter(row_cost=0.0), width=3),
+    Method("suffix", lambda target, jobs: SuffixDrafter(costs=FREE, min_token_prob=0.02)),
+    Method("suffix, tree", lambda target, jobs: SuffixDrafter(costs=FREE, min_token_prob=0.02, topk=3), width=3),
+    Method("suffix, shared", lambda target, jobs: SuffixDrafter(costs=FREE, min_token_prob=0.02, share_requests=True)),
+    Method("recycling", lambda target, jobs: RecyclingDrafter(topk=1, costs=FREE)),
+    Method("recycling, tree", lambda target, jobs: RecyclingDrafter(costs=FREE), width=3),
     Method("lookahead", lambda target, jobs: LookaheadDrafter(), width=4),
     Method("lookahead, chain", lambda target, jobs: LookaheadDrafter(ngram=6, trees=False)),
     Method("ngram, then recycling", lambda target, jobs: ChainedDrafter(
-        [NgramDrafter(), RecyclingDrafter(row_cost=0.0)]), width=3),
+        [NgramDrafter(), RecyclingDrafter(costs=FREE)]), width=3),
     Method("draft = target, chain", _model(0.0, 1), good=True),
     Method("draft = target, tree", _model(0.0, 3), width=3, good=True),
     Method("imitation, chain", _model(0.3, 1), good=True),
@@ -205,7 +207,7 @@ METHODS = (
     Method("ngram, then imitation", lambda target, jobs: ChainedDrafter(
         [NgramDrafter(), _model(0.3, 1)(target, jobs)]), good=True),
     Method("imitation, then suffix", lambda target, jobs: ChainedDrafter(
-        [_model(0.3, 1)(target, jobs), SuffixDrafter(min_token_prob=0.02)]), good=True),
+        [_model(0.3, 1)(target, jobs), SuffixDrafter(costs=FREE, min_token_prob=0.02)]), good=True),
     Method("imitation, then ngram", lambda target, jobs: ChainedDrafter(
         [_model(0.3, 1)(target, jobs), NgramDrafter()]), good=True),
     Method("eagle, chain", _eagle(1)),

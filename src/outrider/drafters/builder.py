@@ -31,6 +31,12 @@ class DraftBuilder:
         """How many more nodes the budget allows."""
         return self._budget.nodes - len(self._tokens)
 
+    @property
+    def levels(self) -> int:
+        """How many more levels the budget allows below the start."""
+        assert self.start is not None, "nothing hangs below a given tree"
+        return self._budget.depth - self._depths[self.start]
+
     def depth(self, row: int) -> int:
         """Drafted tokens from the pending token down to the row."""
         return self._depths[row]

@@ -6,6 +6,7 @@ import heapq
 from bisect import bisect
 from collections.abc import Hashable, Mapping, Sequence
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +16,10 @@ from outrider.drafters.best_tokens import best_tokens
 from outrider.drafters.builder import DraftBuilder
 from outrider.drafters.values import NodeValues
 from outrider.errors import ConfigError
+from outrider.models.row_costs import RowCosts
 
-ROW_COST = 0.05
-"""What one more row costs, as a share of a pass of one row: 0.04 up to 8 rows on the native target, and 0.01 to learn
-from it. Dearer targets lose little: at 0.08 a row, this is within 2 % of their own best setting."""
+COSTS = RowCosts.linear(0.05)
+"""What rows are taken to cost where nothing is known of the target: 4 % of a pass, and 1 % to learn from each."""
 
 _STEPS = (0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.6, 0.8, 0.92)
 """Shares are told apart by the step they fall into."""
@@ -51,19 +52,19 @@ class RecyclingDrafter:
     thrown away by every other method. A prompt gives the bigrams it holds. Needs no model and no training; up to a
     kilobyte per distinct token of a request, shared with no other.
 
-    A tree grows best-first by the product of its nodes' measured chances, up to the budget and as long as a node is
-    worth `row_cost`, the price of a row. `topk` bounds the children of a node; 1 drafts chains. Below a given chain
-    the tree hangs on its leaf, and counts for as much as chains of that length were kept whole; a given tree is left
-    alone. Raises `ConfigError` unless counts are at least 1.
+    A tree grows best-first by the product of its nodes' measured chances, up to the budget; of its nodes as many are
+    drafted as promise most tokens per cost of the pass (`costs`). `topk` bounds the children of a node; 1 drafts
+    chains. Below a given chain the tree hangs on its leaf, and counts for as much as chains of that length were kept
+    whole; a given tree is left alone. Raises `ConfigError` unless counts are at least 1.
     """
 
     taps: tuple[int, ...] = ()
 
-    def __init__(self, *, successors: int = 8, topk: int = 8, row_cost: float = ROW_COST) -> None:
+    def __init__(self, *, successors: int = 8, topk: int = 8, costs: RowCosts = COSTS) -> None:
         for name, value in (("recycling_successors", successors), ("topk", topk)):
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
-        self._successors, self._topk, self._row_cost = successors, min(topk, successors), row_cost
+        self._successors, self._topk, self._costs = successors, min(topk, successors), costs
         self._memories: dict[int, _Memory] = {}
 
     def ingest(self, context: Context, features: torch.Tensor | None) -> None:
@@ -95,9 +96,17 @@ class RecyclingDrafter:
             memory = self._memories[context.sequence_id] = _Memory(self._successors)
         memory.read(context.tokens)
         last = draft.nodes.tokens[-1] if len(draft) else context.tokens[-1]
-        memory.grow(builder, last, self._topk, self._row_cost)
+        memory.grow(builder, last, self._topk, self._costs)
         memory.given = len(draft)
         return builder.draft()
+
+
+class _Node(NamedTuple):
+    """A node of a plan: `parent` 0 is where the plan hangs, j + 1 its j-th node; `chance` that it is kept."""
+
+    parent: int
+    token: int
+    chance: float
 
 
 class _Memory:
@@ -130,39 +139,44 @@ class _Memory:
         for token, found in followers.items():
             self._mix(token, found, _BIGRAM_SHARES)
 
-    def grow(self, builder: DraftBuilder, token: int, topk: int, row_cost: float) -> None:
-        """Hangs the likeliest nodes below the builder's start, which holds `token`, while they pay for their rows.
-
-        A node that is kept with chance `value` pays if it raises the tokens per time that the pass promises.
-        """
+    def grow(self, builder: DraftBuilder, token: int, topk: int, costs: RowCosts) -> None:
+        """Hangs the likeliest nodes below the builder's start, which holds `token`, as many as are worth their rows."""
         root = builder.start
         assert root is not None
-        first, deeper = self._chances(0), self._chances(1)
         length = builder.depth(root)
         above = self._values.chance(("given", min(length, _LONGEST_GIVEN))) if length else 1.0
-        siblings, values = {root: self._successors.get(token, [])}, {root: above}
-        queue: list[tuple[float, int, int]] = []  # of the next child of each row: minus its value, row, rank
+        plan = self._likeliest(token, above, topk, builder.room, builder.levels)
+        chances = [node.chance for node in plan]
+        rows = [root]
+        for node in plan[: costs.worthwhile(chances, promised=1.0 + length * above, rows=1 + length)]:
+            row = builder.child(rows[node.parent], node.token)
+            assert row is not None, "the plan keeps to the budget"
+            rows.append(row)
+
+    def _likeliest(self, token: int, above: float, topk: int, room: int, levels: int) -> list[_Node]:
+        """Up to `room` nodes on `levels` levels below a row that holds `token` and is kept with chance `above`."""
+        first, deeper = self._chances(0), self._chances(1)
+        plan: list[_Node] = []
+        siblings, values, depths = [self._successors.get(token, [])], [above], [0]
+        queue: list[tuple[float, int, int]] = []  # of the next child of each row: minus its chance, row, rank
 
         def offer(row: int, rank: int) -> None:
-            if rank < min(topk, len(siblings[row])):
-                chances = first if row == root else deeper
+            if depths[row] < levels and rank < min(topk, len(siblings[row])):
+                chances = deeper if row else first
                 chance = chances[bisect(_STEPS, siblings[row][rank][1])]
                 heapq.heappush(queue, (-values[row] * chance, row, rank))
 
-        offer(root, 0)
-        promised, cost = 1.0 + length * above, 1.0 + length * row_cost
-        while queue and builder.room > 0:
+        offer(0, 0)
+        while queue and len(plan) < room:
             negative, row, rank = heapq.heappop(queue)
-            if -negative * cost <= row_cost * promised:
-                break
             token = siblings[row][rank][0]
-            below = builder.child(row, token)
-            if below is None:
-                continue  # too deep
-            promised, cost = promised - negative, cost + row_cost
-            siblings[below], values[below] = self._successors.get(token, []), -negative
-            offer(below, 0)
+            plan.append(_Node(row, token, -negative))
+            siblings.append(self._successors.get(token, []))
+            values.append(-negative)
+            depths.append(depths[row] + 1)
+            offer(len(plan), 0)
             offer(row, rank + 1)
+        return plan
 
     def observe(self, result: RoundResult) -> None:
         """Learns from every row of a round with a draft, or one that was asked for: O(rows)."""

@@ -21,6 +21,7 @@ from outrider.drafters.self_draft import SelfDrafter
 from outrider.drafters.setup import DrafterSetup
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import ConfigError, nearest
+from outrider.models.row_costs import expected_costs
 
 ENTRY_POINT_GROUP = "outrider.drafters"
 
@@ -76,12 +77,15 @@ def _suffix(setup: DrafterSetup) -> Drafter:
         topk=setup.children("suffix"),
         share_requests=bool(config.suffix_share_requests),
         max_cached_requests=config.suffix_decoding_max_cached_requests or 10_000,
+        costs=expected_costs(setup.target),
     )
 
 
 def _recycling(setup: DrafterSetup) -> Drafter:
     return RecyclingDrafter(
-        successors=setup.config.recycling_successors or 8, topk=setup.children("recycling")
+        successors=setup.config.recycling_successors or 8,
+        topk=setup.children("recycling"),
+        costs=expected_costs(setup.target),
     )
 
 

@@ -15,11 +15,13 @@ from outrider.drafters.builder import DraftBuilder
 from outrider.drafters.suffix_automaton import Guess, Match, SuffixAutomaton
 from outrider.drafters.suffix_corpus import SuffixCorpus
 from outrider.errors import ConfigError
+from outrider.models.row_costs import RowCosts
 
 # Best on greedy texts of SmolLM2-135M where a drafted row costs 4 % of a pass; the optimum is flat in both.
 _DOUBT = 2.5  # times that a context of one token is taken to have been followed by something unseen
 _OFFSET = 4  # tokens that a draft may be deeper than its match times the factor
 
+_COSTS = RowCosts.linear(0.04)
 _SURE = 0.9  # shorter contexts are not asked about a guess this likely
 _SIBLINGS = 16  # followers of a context that a tree chooses from
 
@@ -29,9 +31,9 @@ class SuffixDrafter:
 
     Every context that ends the text, from `max_tree_depth` tokens down to one, guesses what followed it most often.
     The likeliest guess is drafted and the next one made below it, while the estimated chance that the whole path is
-    kept is at least `min_token_prob`. A draft goes at most `max_spec_factor` tokens deep per token of its match, and
-    four deeper. With `topk` above 1 and a budget of more nodes than levels it is a tree, grown best first. All
-    tokens are point masses.
+    kept is at least `min_token_prob`; of all these as many are drafted as promise most tokens per cost of the pass
+    (`costs`). A draft goes at most `max_spec_factor` tokens deep per token of its match, and four deeper. With `topk`
+    above 1 and a budget of more nodes than levels it is a tree, grown best first. All tokens are point masses.
 
     A request drafts from its own prompt and output alone. With `share_requests` also from what the last
     `max_cached_requests` ended requests wrote, not from their prompts: an output is taken in when its request is
@@ -46,7 +48,8 @@ class SuffixDrafter:
     taps: tuple[int, ...] = ()
 
     def __init__(self, *, max_tree_depth: int = 24, max_spec_factor: float = 1.0, min_token_prob: float = 0.1,
-                 topk: int = 1, share_requests: bool = False, max_cached_requests: int = 10_000) -> None:  # fmt: skip
+                 topk: int = 1, share_requests: bool = False, max_cached_requests: int = 10_000,
+                 costs: RowCosts = _COSTS) -> None:  # fmt: skip
         for name, count in (("max_tree_depth", max_tree_depth), ("max_cached_requests", max_cached_requests)):
             if count < 1:
                 raise ConfigError(f"suffix_decoding_{name} must be at least 1, not {count}")
@@ -58,7 +61,7 @@ class SuffixDrafter:
                 f"suffix_decoding_min_token_prob {min_token_prob} between 0 and 1"
             )
         self._longest, self._topk = max_tree_depth, topk
-        self._factor, self._floor = max_spec_factor, min_token_prob
+        self._factor, self._floor, self._costs = max_spec_factor, min_token_prob, costs
         self._texts: dict[int, SuffixAutomaton] = {}
         self._written: dict[int, list[int]] = {}
         self._shared = SuffixCorpus(max_tree_depth, max_cached_requests) if share_requests else None
@@ -99,7 +102,7 @@ class SuffixDrafter:
         if builder.start is None:
             return draft
         branches = self._topk > 1 and budget.nodes > budget.depth
-        best = _Plan((), (), 0.0)
+        best = _Plan((), (), ())
         for text, match in self._matches(context, draft.nodes.tokens):
             depth = min(int(self._factor * text.followed(match).length) + _OFFSET, budget.depth - len(draft))
             if branches:
@@ -108,7 +111,8 @@ class SuffixDrafter:
                 plan = self._chain(text, match, depth)
             best = max(best, plan, key=lambda plan: plan.expected)
         rows = [builder.start]
-        for token, parent in zip(best.tokens, best.parents):
+        count = self._costs.worthwhile(best.chances, rows=1 + len(draft))
+        for token, parent in zip(best.tokens[:count], best.parents):
             row = builder.child(rows[parent], token)
             if row is None:
                 break
@@ -132,24 +136,26 @@ class SuffixDrafter:
     def _chain(self, text: SuffixAutomaton, match: Match, depth: int) -> _Plan:
         """The likeliest token, then the likeliest below it, and so on."""
         tokens: list[int] = []
-        chance, expected = 1.0, 0.0
+        chances: list[float] = []
+        chance = 1.0
         while len(tokens) < depth:
             token, share = _likeliest(text, match)
             chance *= share
             if token is None or chance < self._floor:
                 break
             tokens.append(token)
-            expected += chance
+            chances.append(chance)
             match = text.after(match, token)
-        return _Plan(tuple(tokens), tuple(range(len(tokens))), expected)
+        return _Plan(tuple(tokens), tuple(range(len(tokens))), tuple(chances))
 
     def _tree(self, text: SuffixAutomaton, match: Match, depth: int, room: int) -> _Plan:
         """The likeliest nodes first, whatever their depth; each node with its `topk` likeliest children."""
         tokens: list[int] = []
         parents: list[int] = []
+        chances: list[float] = []
         queue: list[tuple[float, int, int, int, Match, int]] = []
         order = itertools.count()  # of equal chances the first found goes first
-        expected, row, chance, level = 0.0, 0, 1.0, 0
+        row, chance, level = 0, 1.0, 0
         while len(tokens) < room:
             if level < depth:
                 for token, share in _shares(text, match, self._topk):
@@ -162,8 +168,8 @@ class SuffixDrafter:
             tokens.append(token)
             parents.append(parent)
             row, chance = len(tokens), -worth
-            expected += chance
-        return _Plan(tuple(tokens), tuple(parents), expected)
+            chances.append(chance)
+        return _Plan(tuple(tokens), tuple(parents), tuple(chances))
 
 
 class _Plan(NamedTuple):
@@ -171,7 +177,12 @@ class _Plan(NamedTuple):
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
-    expected: float  # how many of them will be kept
+    chances: tuple[float, ...]  # that each of them is kept, all above it included
+
+    @property
+    def expected(self) -> float:
+        """How many of them will be kept."""
+        return sum(self.chances)
 
 
 def _chance(guess: Guess) -> float:

@@ -1,0 +1,69 @@
+"""`RowCosts`: what a pass over several rows costs beside one over one, as far as drafters must know beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.core.protocols import TargetModel
+from outrider.models.native import NativeDecoder
+from outrider.models.native_library import Activations
+
+
+@dataclass(frozen=True)
+class RowCosts:
+    """`relative[r - 1]`: the cost of r rows in passes of one row. Beyond the table costs rise as on average in it.
+
+    Fixed figures, not measured at load: the same request gets the same drafts on every run.
+    """
+
+    relative: tuple[float, ...]
+
+    def of(self, rows: int) -> float:
+        """The cost of a pass over `rows` rows, at least 1."""
+        if rows <= len(self.relative):
+            return self.relative[rows - 1]
+        step = (self.relative[-1] - self.relative[0]) / (len(self.relative) - 1)
+        return self.relative[-1] + step * (rows - len(self.relative))
+
+    @staticmethod
+    def linear(per_row: float) -> RowCosts:
+        """Every further row costs the same share of a pass."""
+        return RowCosts((1.0, 1.0 + per_row))
+
+    def worthwhile(self, chances: Sequence[float], *, promised: float = 1.0, rows: int = 1) -> int:
+        """How many of these nodes to score, so that the tokens that a pass promises per cost are most.
+
+        `chances[i]`: that node i is kept, all above it included; nodes come in the order in which they would be added.
+        `promised` tokens and `rows` are there before. Of equal numbers the largest.
+        """
+        best, most = 0, promised / self.of(rows)
+        for count, chance in enumerate(chances, start=1):
+            promised += chance
+            worth = promised / self.of(rows + count)
+            if worth >= most:
+                best, most = count, worth
+        return best
+
+
+# SmolLM2-135M, 256 cached tokens, 2 threads, AVX-512 VNNI, rows 1, 2, ... (docs/log.md, row costs). Kernels exist for 1
+# to 4, 6, 8, 10 and 12 rows, so costs rise in steps.
+_INT8_INPUTS = (1.0, 1.0, 1.0, 1.02, 1.2, 1.24, 1.47, 1.49, 1.71, 1.73, 2.02, 2.04, 2.3, 2.35, 2.55, 2.6)
+_FOUR_BITS = (1.0, 1.0, 1.12, 1.24, 1.62, 1.65, 2.0, 2.02, 2.48, 2.5, 2.97, 3.0, 3.4, 3.45, 3.75, 3.8)
+_EIGHT_BITS = (1.0, 1.0, 1.03, 1.1, 1.33, 1.35, 1.6, 1.63, 1.93, 1.95, 2.2, 2.23, 2.6, 2.65, 2.9, 2.95)
+_WIDE = (1.0, 1.0, 1.0, 1.03, 1.05, 1.06, 1.1, 1.1, 1.13, 1.15, 1.2, 1.22, 1.33, 1.38, 1.44, 1.46)
+_NATIVE = {
+    ("gguf", Activations.INT8): _INT8_INPUTS,
+    ("int4", Activations.INT8): _INT8_INPUTS,
+    ("gguf", Activations.BFLOAT16): _FOUR_BITS,
+    ("int4", Activations.BFLOAT16): _FOUR_BITS,
+    ("int8", Activations.BFLOAT16): _EIGHT_BITS,
+}
+_OTHERS = RowCosts.linear(0.04)
+
+
+def expected_costs(target: TargetModel) -> RowCosts:
+    """What rows are taken to cost on a target: by the form of its weights on native, elsewhere 4 % each."""
+    if isinstance(target, NativeDecoder):
+        return RowCosts(_NATIVE.get((target.setup.dtype, target.setup.activations), _WIDE))
+    return _OTHERS
