@@ -148,6 +148,10 @@ OUTRIDER_API int outrider_matrices_add(OutriderMatrices *matrices, int32_t forma
 // out [rows, outputs] = x [rows, inputs] by matrix `index`.
 OUTRIDER_API int outrider_multiply(OutriderMatrices *matrices, int32_t index, const float *x, int32_t rows, float *out);
 
+// The `count` largest numbers of each of the rows [row_count, size], largest first, lowest place first where equal:
+// `ids` and `values` [row_count, count]. Of a row that holds a NaN all values are NaN.
+OUTRIDER_API int outrider_best(const float *rows, int32_t row_count, int32_t size, int32_t count, int32_t *ids, float *values);
+
 // Rates that this machine reaches on `threads` threads: bytes per second read from memory, and multiply-adds x 2 per
 // second of the arithmetic that `activations` names; 0 on failure.
 OUTRIDER_API double outrider_read_rate(const char *isa, int32_t threads);

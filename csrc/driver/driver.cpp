@@ -286,6 +286,33 @@ void check_matrices(const std::string &isa) {
     }
 }
 
+// The largest numbers of rows of every length around the block, with equal ones and a NaN.
+void check_best() {
+  Random random{13};
+  for (int size : {1, 3, 63, 64, 65, 130, 1000}) {
+    Floats rows;
+    for (int i = 0; i < 3 * size; ++i) rows.push_back((float)random.below(50));
+    rows[2 * size + size / 2] = std::nanf("");
+    for (int count : {1, 5, size}) {
+      if (count > size) continue;
+      Ints ids(3 * count);
+      Floats values(3 * count);
+      check(outrider_best(rows.data(), 3, size, count, ids.data(), values.data()) == 0, "the best of rows");
+      for (int row = 0; row < 2; ++row) {
+        Ints order(size);
+        for (int i = 0; i < size; ++i) order[i] = i;
+        const float *x = rows.data() + row * size;
+        std::stable_sort(order.begin(), order.end(), [x](int a, int b) { return x[a] > x[b]; });
+        check(std::equal(ids.begin() + row * count, ids.begin() + (row + 1) * count, order.begin()), "the best in order");
+      }
+      check(std::isnan(values[2 * count]), "a row with a NaN");
+    }
+    Ints ids(1);
+    Floats values(1);
+    check_refused("more than a row holds", [&] { return outrider_best(rows.data(), 1, size, size + 1, ids.data(), values.data()) == -1; });
+  }
+}
+
 void run_one(const Setup &setup, std::vector<Floats> &expected) {
   const Runner run(setup);
   if (!run.model) return;
@@ -303,6 +330,7 @@ void run_one(const Setup &setup, std::vector<Floats> &expected) {
 }  // namespace
 
 int main() {
+  check_best();
   int models = 0;
   std::istringstream sets(outrider_instruction_sets());
   for (std::string isa; std::getline(sets, isa, ',');) {

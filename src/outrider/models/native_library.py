@@ -209,6 +209,13 @@ class NativeLibrary:
         """Multiplies rows by one of the matrices. `x` [rows, in], `out` [rows, out]: addresses of float32 numbers."""
         self._check(self._c.outrider_multiply(matrices, index, x, rows, out))
 
+    def best(self, rows: int, row_count: int, size: int, count: int, ids: int, values: int) -> None:
+        """The largest numbers of float32 rows [row_count, size]: `ids` int32, `values` float32, [row_count, count].
+
+        All three are addresses. Largest first, lowest place first where equal; NaN for a row that holds one.
+        """
+        self._check(self._c.outrider_best(rows, row_count, size, count, ids, values))
+
     def read_rate(self, isa: str, threads: int) -> float:
         """Bytes per second read from memory."""
         return self._rate(self._c.outrider_read_rate(isa.encode(), threads))
@@ -278,6 +285,7 @@ def _declared(c: ctypes.CDLL) -> ctypes.CDLL:
         "matrices_destroy": (None, [c_void_p]),
         "matrices_add": (c_int, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
         "multiply": (c_int, [c_void_p, c_int32, c_void_p, c_int32, c_void_p]),
+        "best": (c_int, [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]),
         "read_rate": (c_double, [c_char_p, c_int32]),
         "product_rate": (c_double, [c_char_p, c_int32, c_int32]),
     }
