@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from outrider.core.law import Drawn
-from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Group
+from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Group, RoundResult, Scores
 from outrider.drafters.lookup import NgramDrafter
 from outrider.errors import ConfigError
+from outrider.models.row_costs import RowCosts
 from outrider.testing.contract import check_drafter
 from outrider.testing.toy import ToyTarget
 
@@ -99,3 +101,22 @@ def test_an_empty_range_is_refused(low: int, high: int) -> None:
 
 def test_the_contract_is_kept() -> None:
     check_drafter(lambda target: NgramDrafter(1, 3), lambda: ToyTarget(12, sharpness=4.0))
+
+
+def test_dear_rows_shorten_a_copy_until_copies_prove_right() -> None:
+    text = [5, 1, 2, 3, 4, 6, 7, 8, 9, 1, 2]
+    costs = RowCosts((1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.1, 3.8))
+    assert len(drafted(NgramDrafter(2, 5), text, 7)) == 7
+    first = len(drafted(NgramDrafter(2, 5, costs), text, 7))
+    assert 0 < first < 7
+    lengths = {}
+    for kept in (True, False):
+        drafter = NgramDrafter(2, 5, costs)
+        for _ in range(60):
+            draft = drafted(drafter, text, 7)
+            accepted = tuple(range(len(draft))) if kept else ()
+            emitted = (3, 4, 6, 7, 8, 9, 1, 2)[: len(draft) + 1] if kept else (0,)
+            drafter.observe([RoundResult(0, emitted, accepted, draft, Scores(torch.empty(0)))])
+        lengths[kept] = len(drafted(drafter, text, 7))
+    assert lengths[True] > first
+    assert lengths[False] == 0

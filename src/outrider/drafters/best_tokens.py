@@ -26,9 +26,9 @@ def best_tokens(
         best = wide.topk(count, dim=1)
         values = best.values.masked_fill(logits.isnan().any(dim=1, keepdim=True), torch.nan)
         return best.indices.cpu().numpy(), values.cpu().numpy()
-    shape = (len(logits), count)
-    ids, numbers = np.empty(shape, dtype=np.int32), np.empty(shape, dtype=np.float32)
-    compiled.best(logits.data_ptr(), *logits.shape, count, ids.ctypes.data, numbers.ctypes.data)
+    rows, vocab = logits.shape
+    ids, numbers = np.empty((rows, count), dtype=np.int32), np.empty((rows, count), dtype=np.float32)
+    compiled.best(logits.data_ptr(), rows, vocab, count, ids.ctypes.data, numbers.ctypes.data)
     return ids.astype(np.int64), numbers
 
 

@@ -20,6 +20,7 @@ from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.drafters.setup import DrafterSetup
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.suffix_corpus import SuffixCorpus
 from outrider.errors import ConfigError, nearest
 from outrider.models.row_costs import expected_costs
 
@@ -64,19 +65,21 @@ def _factory(name: str) -> Callable[[DrafterSetup], Drafter]:
 
 def _ngram(setup: DrafterSetup) -> Drafter:
     low = setup.config.prompt_lookup_min or 2
-    return NgramDrafter(low, setup.config.prompt_lookup_max or max(5, low))
+    high = setup.config.prompt_lookup_max or max(5, low)
+    return NgramDrafter(low, high, expected_costs(setup.target))
 
 
 def _suffix(setup: DrafterSetup) -> Drafter:
     config = setup.config
     factor, floor = config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob
+    longest = config.suffix_decoding_max_tree_depth or 24
+    most_texts = config.suffix_decoding_max_cached_requests or 10_000
     return SuffixDrafter(
-        max_tree_depth=config.suffix_decoding_max_tree_depth or 24,
+        max_tree_depth=longest,
         max_spec_factor=1.0 if factor is None else factor,
         min_token_prob=0.1 if floor is None else floor,
         topk=setup.children("suffix"),
-        share_requests=bool(config.suffix_share_requests),
-        max_cached_requests=config.suffix_decoding_max_cached_requests or 10_000,
+        shared=SuffixCorpus(longest, most_texts) if config.suffix_share_requests else None,
         costs=expected_costs(setup.target),
     )
 
@@ -91,9 +94,8 @@ def _recycling(setup: DrafterSetup) -> Drafter:
 
 def _lookahead(setup: DrafterSetup) -> Drafter:
     columns, size, candidates = setup.config.window
-    return LookaheadDrafter(
-        window=columns, ngram=size, candidates=candidates, trees=setup.target.supports_trees
-    )
+    window = columns if setup.target.supports_trees else 0
+    return LookaheadDrafter(window=window, ngram=size, candidates=candidates)
 
 
 def _draft_model(setup: DrafterSetup) -> Drafter:
