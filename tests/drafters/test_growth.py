@@ -251,7 +251,9 @@ def test_values_of_ranked_children_follow_what_this_text_kept() -> None:
             draft = grown(growth, place, Budget(4, 6))
             path = _leftmost(draft) if kept else ()
             tokens = tuple(draft.nodes.tokens[node] for node in path)
-            growth.observe([RoundResult(place.sequence_id, (*tokens, 0), path, draft, Scores(torch.empty(0)))])
+            growth.observe(
+                [RoundResult(place.sequence_id, (*tokens, 0), path, draft, Scores(torch.empty(0)))]
+            )
         shapes[name] = grown(growth, place, Budget(4, 6)).nodes
     assert max(shapes["first"].depths) == 4
     assert max(shapes["never"].depths) <= max(shapes["first"].depths)

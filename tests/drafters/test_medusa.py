@@ -244,16 +244,17 @@ def test_rows_of_another_width_are_padded_or_cut(size: int, guarantee: Guarantee
         assert max(drafted(drafter, place, Budget(3, 9)).nodes.tokens) < min(size, VOCAB)
 
 
+@pytest.mark.parametrize("sample_method", list(SampleMethod))
 @pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), HOT])
 @pytest.mark.parametrize("guarantee", list(Guarantee))
 def test_tokens_outside_the_draft_vocabulary_are_never_drafted(
-    sampling: SamplingParams, guarantee: Guarantee
+    sampling: SamplingParams, guarantee: Guarantee, sample_method: SampleMethod
 ) -> None:
     rows = random_rows().rows
     rows[:, [token for token in range(VOCAB) if token not in (5, 9)]] = -math.inf
     place = Context.of([1, 2], sampling=sampling, guarantee=guarantee)
-    draft = drafted(drafter_of(Rows(rows.tolist()), topk=4), place, Budget(3, 12))
-    assert set(draft.nodes.tokens) == {5, 9}
+    drafter = drafter_of(Rows(rows.tolist()), topk=4, sample_method=sample_method)
+    assert set(drafted(drafter, place, Budget(3, 12)).nodes.tokens) == {5, 9}
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), HOT])

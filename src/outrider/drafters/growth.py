@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from outrider.core.largest import largest
-from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Floats, NodeLaw
+from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Floats, Ids, NodeLaw
 from outrider.core.noise import Place
 from outrider.core.records import Budget, Context, Draft, Guarantee, RoundResult
 from outrider.core.target_law import host_row
 from outrider.drafters.plant import Plant
+from outrider.drafters.rows import around, fitted, likeliest
 from outrider.drafters.values import NodeValues
 from outrider.errors import ConfigError, ScoreError
 
@@ -66,8 +66,8 @@ class Growth:
     nodes left, and the number of children is fixed before they are drawn; rows of any node may decide where they go. A
     row without a law (NaN) gets no children: the target decides there.
 
-    How likely a node is to be kept: at temperature 0 and for greedy drafts its own probability, with noise the share of
-    its like that was kept in this text (`NodeValues`), which `observe` keeps count of.
+    How likely a node is to be kept: for greedy drafts its own probability, but at temperature 0 the best of siblings is
+    taken for sure; with noise the share of its like that was kept in this text (`NodeValues`), which `observe` counts.
 
     `vocab_size` is the target's: shorter rows are padded with -inf, longer ones cut. Raises `ConfigError`.
     """
@@ -145,11 +145,11 @@ class Growth:
     def _most_probable(self, law: NodeLaw, row: torch.Tensor) -> _Buds:  # [draft vocab]
         """The most probable tokens of a row, with their log-probabilities."""
         if not law.greedy:
-            indices, steps = _most_probable(law.logits, self.topk)
-            return _Buds(tuple(law.token(index) for index in indices), steps)
+            indices = likeliest(law.logits, self.topk)
+            return _Buds(tuple(map(law.token, indices.tolist())), _log_probs(law.logits, indices))
         if self.topk == 1:
             return _Buds((law.token(0),), (0.0,))
-        return _Buds(*_around(law.token(0), _fitted(row, self.vocab_size), self.topk))
+        return _around(law.token(0), host_row(fitted(row, self.vocab_size)).astype(np.float64), self.topk)
 
     def _draw_level(
         self, plant: Plant, share: int, rows: Sequence[int], logits: torch.Tensor
@@ -168,7 +168,7 @@ class Growth:
     def _law(self, plant: Plant, row: int, logits: torch.Tensor) -> NodeLaw | None:  # [draft vocab]
         """The request's law at a row, None where there is none (NaN)."""
         try:
-            return plant.context.law.node(_fitted(logits, self.vocab_size), plant.path_tokens(row))
+            return plant.context.law.node(fitted(logits, self.vocab_size), plant.path_tokens(row))
         except ScoreError:
             return None
 
@@ -201,7 +201,7 @@ class _Choice(Enum):
 def _allot(ladders: Sequence[Sequence[float]], share: int) -> list[int]:
     """Children per row, `share` in all where there is room: always to the likeliest next child.
 
-    `ladders[i][r]`: the log chance that the r-th child of row i is kept; falling.
+    `ladders[i][r]`: the log chance that the r-th child of row i is kept.
     """
     counts = [0] * len(ladders)
     queue = [(-ladder[0], index) for index, ladder in enumerate(ladders) if ladder]
@@ -214,31 +214,17 @@ def _allot(ladders: Sequence[Sequence[float]], share: int) -> list[int]:
     return counts
 
 
-def _fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:  # [draft vocab] -> [vocab_size]
-    """The row over the target's ids: padding beyond either vocabulary is never drafted."""
-    missing = vocab_size - logits.shape[0]
-    if missing <= 0:
-        return logits[:vocab_size]
-    return torch.nn.functional.pad(logits, (0, missing), value=-math.inf)
+def _around(best: int, logits: Floats, count: int) -> _Buds:  # [vocab]
+    """The token of a greedy law and its siblings, these with their raw log-probabilities.
 
-
-def _most_probable(logits: Floats, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:  # [n]
-    """Indices of up to `count` of the largest finite logits, largest first, with their log-probabilities."""
-    indices = largest(logits, count)
-    values = logits[indices]
-    kept = values > -math.inf
-    peak = float(values[0])
-    steps = values[kept] - (peak + math.log(float(np.exp(logits - peak).sum())))
-    return tuple(indices[kept].tolist()), tuple(steps.tolist())
-
-
-def _around(best: int, row: torch.Tensor, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:  # [vocab]
-    """The token of a greedy law, then the best others of the raw row, with raw log-probabilities.
-
-    A greedy law holds its winner alone. Siblings are guesses at where the draft model is wrong; which ones
-    they are cannot change the text. The winner costs nothing, so a tree always holds the greedy chain: where
-    the text is the best token, the draft's best is right far more often than its probability says.
+    The winner costs nothing, so a tree always holds the greedy chain: where the text is the best token, the draft's
+    best is right far more often than its probability says.
     """
-    steps = dict(zip(*_most_probable(host_row(row).astype(np.float64), count))) | {best: 0.0}
-    tokens = (best, *(token for token in steps if token != best))[:count]
-    return tokens, tuple(steps[token] for token in tokens)
+    tokens = around(best, logits, count)
+    return _Buds(tokens, (0.0, *_log_probs(logits, np.array(tokens[1:], dtype=np.int64))))
+
+
+def _log_probs(logits: Floats, indices: Ids) -> tuple[float, ...]:  # [n], [k] -> k
+    """Log-probabilities of some indices of a row."""
+    peak = float(logits.max())
+    return tuple((logits[indices] - (peak + math.log(float(np.exp(logits - peak).sum())))).tolist())

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import torch
 
-from outrider.core.largest import largest
 from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Law
 from outrider.core.noise import Place
 from outrider.core.records import Budget, Context, Draft, Guarantee, RoundResult
@@ -17,6 +16,7 @@ from outrider.core.target_law import host_row
 from outrider.drafters.growth import SampleMethod
 from outrider.drafters.plant import Plant
 from outrider.drafters.rank_tree import Ranks, likeliest_tree
+from outrider.drafters.rows import around, fitted, likeliest
 from outrider.drafters.values import NodeValues
 from outrider.errors import ConfigError, ScoreError
 
@@ -174,15 +174,15 @@ class MedusaDrafter:
         self, plant: Plant, row: int, logits: torch.Tensor, count: int
     ) -> tuple[Sequence[int], Law]:
         """`count` tokens below a row by the logits [head's vocab] of its depth; fewer where the law holds fewer."""
-        context, logits = plant.context, _fitted(logits, self._vocab_size)
+        context, logits = plant.context, fitted(logits, self._vocab_size)
         try:
             law = context.law.node(logits, plant.path_tokens(row))
         except ScoreError:
             return (), POINT_MASS  # the target decides here
         if law.greedy:
-            return _around(law.token(0), logits, count), POINT_MASS
+            return around(law.token(0), host_row(logits), count), POINT_MASS
         if self._sample_method is SampleMethod.GREEDY:
-            return [law.token(index) for index in largest(law.logits, count).tolist()], POINT_MASS
+            return [law.token(index) for index in likeliest(law.logits, count).tolist()], POINT_MASS
         place = Place(plant.depths[row], row)
         if context.guarantee is Guarantee.SAME_TEXT:
             return context.noise.ranked(law, count, place), POINT_MASS
@@ -211,20 +211,3 @@ class _Known:
     newest: _Read = _Read()
     prompt: _Read = _Read()
     kinds: Mapping[int, Hashable] = field(default_factory=dict)
-
-
-def _fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:  # [head's vocab] -> [vocab_size]
-    """The row over the target's ids: padding beyond either vocabulary is never drafted."""
-    missing = vocab_size - logits.shape[0]
-    if missing <= 0:
-        return logits[:vocab_size]
-    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
-
-
-def _around(best: int, logits: torch.Tensor, count: int) -> list[int]:  # [vocab]
-    """The token of a greedy law, then the best others of the raw row, which its processors do not see."""
-    if count == 1:
-        return [best]
-    row = host_row(logits)
-    others = [token for token in largest(row, count).tolist() if token != best and row[token] > -torch.inf]
-    return [best, *others[: count - 1]]
