@@ -11,8 +11,9 @@ import torch
 from outrider.core.records import TokenWeights
 from outrider.errors import ModelLoadError
 from outrider.models.heads import Head, MedusaConfig
-from outrider.models.medusa_head import MedusaHeads, Product, untrained_head
+from outrider.models.medusa_head import MedusaHeads, untrained_head
 from outrider.models.native_matrices import NativeMatrices
+from outrider.models.products import Product
 
 HIDDEN, VOCAB = 12, 30
 

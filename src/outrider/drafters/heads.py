@@ -22,11 +22,10 @@ from outrider.models.medusa_head import MedusaHeads
 from outrider.models.native_library import NativeUnavailable
 from outrider.models.native_matrices import FORMATS, NativeMatrices
 from outrider.models.placement import placement_of
+from outrider.models.products import MakeProduct
 
 _LOG = logging.getLogger(__name__)
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 def eagle_drafter(setup: DrafterSetup) -> Drafter:
@@ -83,10 +82,7 @@ def _device(setup: DrafterSetup) -> torch.device:
     return device_named(name, "draft_device")
 
 
-def _swap(
-    setup: DrafterSetup, device: torch.device,
-    swap: Callable[[Callable[[torch.Tensor, torch.Tensor | None], Product]], None],
-) -> None:  # fmt: skip
+def _swap(setup: DrafterSetup, device: torch.device, swap: Callable[[MakeProduct], None]) -> None:
     """On the CPU products go to the compiled library: as int8 unless `draft_dtype` says otherwise.
 
     How exactly a head computes changes how often it is right, and no text.

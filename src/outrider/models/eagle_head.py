@@ -18,10 +18,8 @@ from torch import nn
 from outrider.core.records import TokenWeights
 from outrider.models.eagle_shapes import checked_shapes, feature_taps
 from outrider.models.heads import EagleConfig, Head
+from outrider.models.products import MakeProduct, swapped
 from outrider.models.rope import RopeTable, rotate
-
-Product = Callable[[torch.Tensor], torch.Tensor]
-"""A matrix product: [rows, in] -> [rows, out]."""
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Queries [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim] of the new entries -> what each row
@@ -158,7 +156,7 @@ class EagleHead(nn.Module):
             1, self.token_map, drafted
         )
 
-    def swap_products(self, make: Callable[[torch.Tensor, torch.Tensor | None], Product]) -> None:
+    def swap_products(self, make: MakeProduct) -> None:
         """Puts `make(weight, bias)` in the place of every matrix product, and frees the module's own matrix.
 
         For inference alone: the head can no longer be trained or exported.
@@ -166,8 +164,7 @@ class EagleHead(nn.Module):
         for name in _PRODUCTS:
             module = getattr(self, name)
             if isinstance(module, nn.Linear):
-                bias = None if module.bias is None else module.bias.detach()
-                setattr(self, name, _Swapped(make(module.weight.detach(), bias)))
+                setattr(self, name, swapped(module, make))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Its own tensors as they are now, under the names of `Head.tensors`; a shared embedding apart."""
@@ -200,17 +197,6 @@ class EagleHead(nn.Module):
     def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
         weight = self.norms[name]
         return F.rms_norm(x, weight.shape, weight, self._eps)
-
-
-class _Swapped(nn.Module):
-    """A matrix product that is no torch module of its own."""
-
-    def __init__(self, product: Product) -> None:
-        super().__init__()
-        self._product = product
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [rows, in] -> [rows, out]
-        return self._product(x)
 
 
 def _product(tensors: Mapping[str, torch.Tensor], names: tuple[str, ...]) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -12,9 +12,7 @@ from torch.nn import functional
 from outrider.core.records import TokenWeights
 from outrider.errors import ModelLoadError
 from outrider.models.heads import Head, MedusaConfig
-
-Product = Callable[[torch.Tensor], torch.Tensor]
-"""A matrix product: [rows, in] -> [rows, out]."""
+from outrider.models.products import MakeProduct, swapped
 
 
 class MedusaHeads(nn.Module):
@@ -80,7 +78,7 @@ class MedusaHeads(nn.Module):
         """The tensors as they are now, under the names of `Head.tensors`."""
         return {name: parameter.detach() for name, parameter in self.named_parameters()}
 
-    def swap_products(self, make: Callable[[torch.Tensor, torch.Tensor | None], Product]) -> None:
+    def swap_products(self, make: MakeProduct) -> None:
         """Puts `make(weight, bias)` in the place of every matrix product, and frees the module's own matrix.
 
         The result of a row must not depend on its neighbours: states are then read together (`row_invariant`). For
@@ -90,8 +88,7 @@ class MedusaHeads(nn.Module):
         for head in cast("list[nn.ModuleDict]", list(self.heads)):
             for name, linear in list(head.items()):
                 assert isinstance(linear, nn.Linear), "products are swapped once"
-                bias = None if linear.bias is None else linear.bias.detach()
-                head[name] = _Swapped(make(linear.weight.detach(), bias))
+                head[name] = swapped(linear, make)
 
     def _normed(self, states: torch.Tensor) -> torch.Tensor:  # [n, hidden] -> [n, hidden]
         x = states.to(self.norm.device, self.norm.dtype)
@@ -104,17 +101,6 @@ class MedusaHeads(nn.Module):
         for layer in range(self.config.layers):
             x = x + functional.silu(head[str(layer)](x))
         return cast(torch.Tensor, head["out"](x))
-
-
-class _Swapped(nn.Module):
-    """A matrix product that is no torch module of its own."""
-
-    def __init__(self, product: Product) -> None:
-        super().__init__()
-        self._product = product
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [rows, in] -> [rows, out]
-        return self._product(x)
 
 
 def untrained_head(
