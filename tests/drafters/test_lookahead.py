@@ -131,8 +131,8 @@ def test_below_a_given_chain_candidates_hang_alone_and_a_given_tree_is_left_alon
     assert drafted(drafter, text, ROOMY, tree) is tree
 
 
-def test_without_trees_the_best_candidate_is_a_chain() -> None:
-    drafter = LookaheadDrafter(trees=False)
+def test_without_a_window_the_best_candidate_is_a_chain() -> None:
+    drafter = LookaheadDrafter(window=0)
     assert drafted(drafter, [1, 2, 3, 1, 4, 5, 1]).nodes.tokens == (4, 5)
     assert drafted(drafter, [1, 2, 3, 1, 4, 5, 8]) == EMPTY_DRAFT
 
@@ -146,7 +146,7 @@ def test_a_row_without_numbers_ends_the_window_there() -> None:
 
 
 def test_sequences_share_nothing() -> None:
-    drafter = LookaheadDrafter(trees=False)
+    drafter = LookaheadDrafter(window=0)
     drafted(drafter, [1, 2, 3, 1])
     drafter.fork(0, 1, 3)
     [draft] = drafter.propose([Context.of([1], sequence_id=1)], [ROOMY], [EMPTY_DRAFT])
@@ -166,7 +166,7 @@ def test_a_fork_drafts_what_a_cold_start_on_its_text_would() -> None:
     assert warm == drafted(LookaheadDrafter(), text)
 
 
-@pytest.mark.parametrize("settings", [{"window": 0}, {"ngram": 1}, {"candidates": 0}])
+@pytest.mark.parametrize("settings", [{"window": -1}, {"ngram": 1}, {"candidates": 0}])
 def test_sizes_that_guess_nothing_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="must be at least"):
         LookaheadDrafter(**settings)
@@ -178,7 +178,7 @@ def test_sizes_that_guess_nothing_are_refused(settings: dict[str, int]) -> None:
         LookaheadDrafter,
         lambda: LookaheadDrafter(window=2, ngram=5, candidates=1),
         lambda: LookaheadDrafter(window=4, ngram=2, candidates=2),
-        lambda: LookaheadDrafter(trees=False),
+        lambda: LookaheadDrafter(window=0),
     ],
 )
 def test_the_contract_is_kept(drafter: type[LookaheadDrafter]) -> None:
@@ -187,6 +187,6 @@ def test_the_contract_is_kept(drafter: type[LookaheadDrafter]) -> None:
 
 def test_targets_without_trees_get_chains() -> None:
     check_drafter(
-        lambda target: LookaheadDrafter(trees=False),
+        lambda target: LookaheadDrafter(window=0),
         lambda: ToyTarget(VOCAB, sharpness=4.0, supports_trees=False),
     )

@@ -24,6 +24,7 @@ from outrider.core.rules import RuleBook
 from outrider.core.sampling import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.suffix_automaton import BYTES_PER_TOKEN
+from outrider.drafters.suffix_corpus import SuffixCorpus
 from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.errors import ConfigError
@@ -169,7 +170,7 @@ def test_no_request_drafts_from_the_text_of_another() -> None:
 
 
 def test_shared_outputs_are_drafted_from_once_their_request_has_ended() -> None:
-    drafter = SuffixDrafter(share_requests=True)
+    drafter = SuffixDrafter(shared=SuffixCorpus())
     drafted(drafter, PASSAGE * 2, 8, sequence_id=0)
     assert drafted(drafter, PASSAGE[:9], 8, sequence_id=1) is EMPTY_DRAFT, "prompts are not shared"
     writes(drafter, PASSAGE, 2)
@@ -179,7 +180,7 @@ def test_shared_outputs_are_drafted_from_once_their_request_has_ended() -> None:
 
 
 def test_of_own_and_shared_text_the_draft_with_more_expected_tokens_wins() -> None:
-    drafter = SuffixDrafter(share_requests=True)
+    drafter = SuffixDrafter(shared=SuffixCorpus())
     writes(drafter, [8, 3, 200, 201, 202], 1)
     own = [*PASSAGE, 8, 3, *PASSAGE[:6], 3]
     assert drafted(drafter, own, 4).nodes.tokens[0] == PASSAGE[0], "a match of one token in both"
@@ -192,7 +193,7 @@ def test_of_own_and_shared_text_the_draft_with_more_expected_tokens_wins() -> No
 
 
 def test_shared_outputs_go_oldest_first() -> None:
-    drafter = SuffixDrafter(share_requests=True, max_cached_requests=2)
+    drafter = SuffixDrafter(shared=SuffixCorpus(most_texts=2))
     for n in range(5):
         writes(drafter, range(1000 * n, 1000 * n + 20), n + 1)
     known = [
@@ -219,7 +220,7 @@ def test_texts_are_those_of_plain_decoding_while_outputs_are_shared() -> None:
     sampling = SamplingParams(temperature=0.7, max_tokens=40, ignore_eos=True)
     requests = [Request(n, (n % 5, 3, n % 2), sampling, 50 + n % 4, Guarantee.SAME_TEXT) for n in range(24)]
     texts, kept = [], []
-    for drafter in (SuffixDrafter(), SuffixDrafter(share_requests=True, max_cached_requests=6)):
+    for drafter in (SuffixDrafter(), SuffixDrafter(shared=SuffixCorpus(most_texts=6))):
         parts = Parts(target, drafter, RuleBook(), FixedController(Budget(6, 6)))
         engine = Engine(parts, max_batch=3)
         running = [engine.submit(request) for request in requests]
@@ -233,11 +234,15 @@ def test_texts_are_those_of_plain_decoding_while_outputs_are_shared() -> None:
 @pytest.mark.parametrize(("settings", "named"), [
     ({"max_tree_depth": 0}, "max_tree_depth"), ({"max_spec_factor": -1.0}, "max_spec_factor"),
     ({"min_token_prob": 1.5}, "min_token_prob"), ({"topk": 0}, "topk"),
-    ({"max_cached_requests": 0}, "max_cached_requests"),
 ])  # fmt: skip
 def test_an_impossible_setting_is_refused_by_name(settings: dict[str, float], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         SuffixDrafter(**settings)  # type: ignore[arg-type]
+
+
+def test_a_corpus_of_no_texts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_cached_requests must be at least 1"):
+        SuffixCorpus(most_texts=0)
 
 
 @pytest.mark.parametrize("topk", [1, 3])

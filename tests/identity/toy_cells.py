@@ -25,6 +25,7 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.suffix_corpus import SuffixCorpus
 from outrider.engine.controller import Controller, FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.models.row_costs import RowCosts
@@ -178,11 +179,12 @@ METHODS = (
     Method("ngram", lambda target, jobs: NgramDrafter()),
     Method("suffix", lambda target, jobs: SuffixDrafter(costs=FREE, min_token_prob=0.02)),
     Method("suffix, tree", lambda target, jobs: SuffixDrafter(costs=FREE, min_token_prob=0.02, topk=3), width=3),
-    Method("suffix, shared", lambda target, jobs: SuffixDrafter(costs=FREE, min_token_prob=0.02, share_requests=True)),
+    Method("suffix, shared", lambda target, jobs: SuffixDrafter(
+        costs=FREE, min_token_prob=0.02, shared=SuffixCorpus())),
     Method("recycling", lambda target, jobs: RecyclingDrafter(topk=1, costs=FREE)),
     Method("recycling, tree", lambda target, jobs: RecyclingDrafter(costs=FREE), width=3),
     Method("lookahead", lambda target, jobs: LookaheadDrafter(), width=4),
-    Method("lookahead, chain", lambda target, jobs: LookaheadDrafter(ngram=6, trees=False)),
+    Method("lookahead, chain", lambda target, jobs: LookaheadDrafter(window=0, ngram=6)),
     Method("ngram, then recycling", lambda target, jobs: ChainedDrafter(
         [NgramDrafter(), RecyclingDrafter(costs=FREE)]), width=3),
     Method("draft = target, chain", _model(0.0, 1), good=True),

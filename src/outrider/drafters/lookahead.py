@@ -32,20 +32,20 @@ class LookaheadDrafter:
     so sampling stays exact.
 
     A round costs up to (ngram - 1) * (window + candidates) rows. A smaller budget keeps candidates first, then the
-    columns that fit. Below a given chain only candidates hang, on its leaf; a given tree is left alone. Without `trees`
-    the best candidate alone is drafted, a chain, and the pool holds what the text itself showed. State is kept per
-    request and shared with no other. Raises `ConfigError` on an n-gram below 2 tokens or an empty window or set.
+    columns that fit. Below a given chain only candidates hang, on its leaf; a given tree is left alone. With a `window`
+    of 0 the best candidate alone is drafted, a chain, and the pool holds what the text itself showed. State is kept per
+    request and shared with no other. Raises `ConfigError` on an n-gram below 2 tokens or an empty set of candidates.
     """
 
     taps: tuple[int, ...] = ()
 
-    def __init__(self, *, window: int = 5, ngram: int = 3, candidates: int = 4, trees: bool = True) -> None:
-        for name, value, least in (("max_window_size", window, 1), ("max_ngram_size", ngram, 2),
+    def __init__(self, *, window: int = 5, ngram: int = 3, candidates: int = 4) -> None:
+        for name, value, least in (("max_window_size", window, 0), ("max_ngram_size", ngram, 2),
                                    ("max_verification_set_size", candidates, 1)):  # fmt: skip
             if value < least:
                 raise ConfigError(f"{name} must be at least {least}, not {value}")
-        self._columns, self._levels = window if trees else 0, ngram - 1
-        self._candidates, self._drafted = candidates, candidates if trees else 1
+        self._columns, self._levels = window, ngram - 1
+        self._candidates, self._drafted = candidates, candidates if window else 1
         self._states: dict[int, _State] = {}
 
     def ingest(self, context: Context, features: torch.Tensor | None) -> None:

@@ -35,10 +35,9 @@ class SuffixDrafter:
     (`costs`). A draft goes at most `max_spec_factor` tokens deep per token of its match, and four deeper. With `topk`
     above 1 and a budget of more nodes than levels it is a tree, grown best first. All tokens are point masses.
 
-    A request drafts from its own prompt and output alone. With `share_requests` also from what the last
-    `max_cached_requests` ended requests wrote, not from their prompts: an output is taken in when its request is
-    forgotten, and the oldest are dropped first, half of all at a time. Of the drafts from its own text and from theirs
-    the one with more expected tokens is proposed.
+    A request drafts from its own prompt and output alone, or, with a corpus that is `shared`, also from what ended
+    requests wrote, not from their prompts: an output is taken in when its request is forgotten. Of the drafts from its
+    own text and from theirs the one with more expected tokens is proposed.
 
     Below a given chain it matches on the text with that chain; a given tree it leaves alone. Work per round is
     O(new tokens + drafted tokens). Memory is at most `suffix_automaton.BYTES_PER_TOKEN` for each token of the open
@@ -48,13 +47,10 @@ class SuffixDrafter:
     taps: tuple[int, ...] = ()
 
     def __init__(self, *, max_tree_depth: int = 24, max_spec_factor: float = 1.0, min_token_prob: float = 0.1,
-                 topk: int = 1, share_requests: bool = False, max_cached_requests: int = 10_000,
-                 costs: RowCosts = _COSTS) -> None:  # fmt: skip
-        for name, count in (("max_tree_depth", max_tree_depth), ("max_cached_requests", max_cached_requests)):
+                 topk: int = 1, shared: SuffixCorpus | None = None, costs: RowCosts = _COSTS) -> None:  # fmt: skip
+        for name, count in (("suffix_decoding_max_tree_depth", max_tree_depth), ("topk", topk)):
             if count < 1:
-                raise ConfigError(f"suffix_decoding_{name} must be at least 1, not {count}")
-        if topk < 1:
-            raise ConfigError(f"topk must be at least 1, not {topk}")
+                raise ConfigError(f"{name} must be at least 1, not {count}")
         if max_spec_factor < 0 or not 0 <= min_token_prob <= 1:
             raise ConfigError(
                 f"suffix_decoding_max_spec_factor {max_spec_factor} must be at least 0, and "
@@ -64,7 +60,7 @@ class SuffixDrafter:
         self._factor, self._floor, self._costs = max_spec_factor, min_token_prob, costs
         self._texts: dict[int, SuffixAutomaton] = {}
         self._written: dict[int, list[int]] = {}
-        self._shared = SuffixCorpus(max_tree_depth, max_cached_requests) if share_requests else None
+        self._shared = shared
 
     @property
     def memory_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from outrider.drafters.suffix_automaton import SuffixAutomaton
+from outrider.errors import ConfigError
 
 
 class SuffixCorpus:
@@ -12,11 +13,14 @@ class SuffixCorpus:
 
     So it holds at most `most_texts` texts and `most_tokens` tokens, and at least the last half of them. Nothing can be
     taken out of a suffix automaton; dropping a half costs nothing. A text longer than half of `most_tokens` is cut.
+    `longest`: tokens of the longest context that is counted. Raises `ConfigError` on fewer than one text.
     """
 
     most_tokens = 1 << 17
 
-    def __init__(self, longest: int, most_texts: int) -> None:
+    def __init__(self, longest: int = 24, most_texts: int = 10_000) -> None:
+        if most_texts < 1:
+            raise ConfigError(f"suffix_decoding_max_cached_requests must be at least 1, not {most_texts}")
         self._longest = longest
         self._halves = [SuffixAutomaton(longest)]
         self._count = 2 if most_texts > 1 else 1
