@@ -41,15 +41,6 @@ class DraftBuilder:
         """Drafted tokens from the pending token down to the row."""
         return self._depths[row]
 
-    def path_tokens(self, row: int) -> tuple[int, ...]:
-        """Drafted tokens from the pending token down to the row."""
-        path: list[int] = []
-        node = row - 1 if row else None
-        while node is not None:
-            path.append(self._tokens[node])
-            node = self._parents[node]
-        return tuple(reversed(path))
-
     def child(self, row: int, token: int) -> int | None:
         """The row of a child of `row` with this token, found or made; None where the budget ends."""
         assert self.start is not None, "nothing hangs below a given tree"

@@ -69,9 +69,6 @@ class DraftHead(Protocol):
     def release(self, sequence_id: int) -> None:
         """Frees a sequence; unknown ids are ignored."""
 
-    def cached_length(self, sequence_id: int) -> int:
-        """Certain entries of a sequence; 0 for one never opened."""
-
 
 class CachedHead:
     """Runs an `EagleHead` without gradients; fulfils `DraftHead`. A call is one forward, of however many sequences.
@@ -134,7 +131,7 @@ class CachedHead:
         self._memories.pop(sequence_id, None)
 
     def cached_length(self, sequence_id: int) -> int:
-        """See `DraftHead.cached_length`."""
+        """Certain entries of a sequence; 0 for one never opened."""
         memory = self._memories.get(sequence_id)
         return memory.keys_and_values.length if memory else 0
 

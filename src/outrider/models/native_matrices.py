@@ -31,21 +31,19 @@ class NativeMatrices:
         self._matrices = self._library.create_matrices(Activations[dtype.upper()], count, isa)
         weakref.finalize(self, self._library.destroy_matrices, self._matrices)
         self._pause_torch = pool_pause()
-        self.weight_bytes = 0
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeLinear:  # [out, in], [out]
-        """Packs a weight, which may be freed afterwards."""
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeLinear:
+        """Packs a weight [out, in], which may be freed afterwards; the bias [out] is kept."""
         numbers = weight.detach().to("cpu", torch.float32).contiguous()
         outputs, inputs = numbers.shape
         index = self._library.add_matrix(
             self._matrices, FORMATS[self.dtype], outputs, inputs, numbers.data_ptr()
         )
-        self.weight_bytes += outputs * inputs * {"float32": 32, "bfloat16": 16, "int8": 9}[self.dtype] // 8
         held = None if bias is None else bias.detach().to("cpu", torch.float32)
         return NativeLinear(self, index, outputs, held)
 
-    def multiply(self, index: int, x: torch.Tensor, outputs: int) -> torch.Tensor:  # [rows, in] -> [rows, outputs]
-        """Float32 rows by one matrix."""
+    def multiply(self, index: int, x: torch.Tensor, outputs: int) -> torch.Tensor:
+        """Rows x [rows, in] by one matrix: [rows, outputs] float32."""
         rows = x.to(torch.float32).contiguous()
         out = torch.empty(len(rows), outputs)
         if len(rows):
@@ -57,9 +55,7 @@ class NativeMatrices:
 class NativeLinear:
     """x [rows, in] -> [rows, out], float32."""
 
-    def __init__(
-        self, matrices: NativeMatrices, index: int, outputs: int, bias: torch.Tensor | None
-    ) -> None:
+    def __init__(self, matrices: NativeMatrices, index: int, outputs: int, bias: torch.Tensor | None) -> None:
         self._matrices, self._index, self._outputs, self._bias = matrices, index, outputs, bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -80,10 +80,6 @@ class ScriptedHead:
         self._certain.pop(sequence_id, None)
         self._depths.pop(sequence_id, None)
 
-    def cached_length(self, sequence_id: int) -> int:
-        """See `DraftHead.cached_length`."""
-        return self._certain.get(sequence_id, 0)
-
     @property
     def open_sequences(self) -> tuple[int, ...]:
         """Sequences that hold entries: empty when every request was released."""
