@@ -39,7 +39,9 @@ def test_sizes_of_methods_without_a_model_have_their_defaults() -> None:
     assert recycling.nodes >= recycling.depth
     assert lookahead.window == (5, 3, 4)
     assert lookahead.nodes == 2 * (5 + 4)
-    small = SpeculativeConfig.of({"method": "lookahead", "max_window_size": 2, "max_verification_set_size": 1})
+    small = SpeculativeConfig.of(
+        {"method": "lookahead", "max_window_size": 2, "max_verification_set_size": 1}
+    )
     assert small.nodes == 2 * (2 + 1)
     assert not SpeculativeConfig.of({"method": "suffix"}).drafts_trees
     assert SpeculativeConfig.of({"method": ["ngram", "recycling"]}).nodes >= 8
@@ -48,7 +50,12 @@ def test_sizes_of_methods_without_a_model_have_their_defaults() -> None:
 def test_no_settings_together_draft_more_than_the_most() -> None:
     wide = SpeculativeConfig.of({"model": "m", "topk": 1024, "num_steps": 1024})
     deep = SpeculativeConfig.of(
-        {"method": "lookahead", "max_window_size": 1024, "max_ngram_size": 1024, "max_verification_set_size": 1024}
+        {
+            "method": "lookahead",
+            "max_window_size": 1024,
+            "max_ngram_size": 1024,
+            "max_verification_set_size": 1024,
+        }
     )
     assert (wide.depth, wide.nodes) == (deep.depth, deep.nodes) == (1024, 1024)
 

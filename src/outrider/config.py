@@ -54,7 +54,7 @@ _COUNTS = (
 )  # fmt: skip
 _RECYCLING_NODES = 8
 _DEPTHS: Mapping[str, int] = {"ngram": 8, "suffix": 8}
-"""Default draft lengths; those of all other methods are 4."""
+"""Default draft lengths. That of `lookahead` follows from its window; those of all other methods are 4."""
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "draft_sample_method": ("probabilistic", "greedy"),
     "guarantee": ("same_text", "same_distribution"),

@@ -42,7 +42,9 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def matrices(target: NativeDecoder) -> dict[str, torch.Tensor]:
     """What the packed matrices stand for, by name."""
     return {
-        plan.name: torch.from_numpy(library().unpacked(target._model, plan.role, plan.layer, plan.outputs, plan.inputs))
+        plan.name: torch.from_numpy(
+            library().unpacked(target._model, plan.role, plan.layer, plan.outputs, plan.inputs)
+        )
         for plan in matrix_plans(target.arch)
     }
 

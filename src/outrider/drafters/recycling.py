@@ -18,7 +18,7 @@ from outrider.drafters.values import NodeValues
 from outrider.errors import ConfigError
 from outrider.models.row_costs import RowCosts
 
-COSTS = RowCosts.linear(0.05)
+_COSTS = RowCosts.linear(0.05)
 """What rows are taken to cost where nothing is known of the target: 4 % of a pass, and 1 % to learn from each."""
 
 _STEPS = (0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.6, 0.8, 0.92)
@@ -60,7 +60,7 @@ class RecyclingDrafter:
 
     taps: tuple[int, ...] = ()
 
-    def __init__(self, *, successors: int = 8, topk: int = 8, costs: RowCosts = COSTS) -> None:
+    def __init__(self, *, successors: int = 8, topk: int = 8, costs: RowCosts = _COSTS) -> None:
         for name, value in (("recycling_successors", successors), ("topk", topk)):
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,9 +23,7 @@ class EagleConfig:
     arch: Arch
     target_hidden: int
     draft_vocab: int  # equal to arch.vocab_size where no map is stored
-    taps: tuple[int, ...] | None = (
-        None  # the layers whose entering states are read; None: (2, n // 2, n - 3) of n
-    )
+    taps: tuple[int, ...] | None = None  # layers whose inputs are read; None: (2, n // 2, n - 3) of n
     fc_bias: bool = False
     norm_before_fc: bool = False  # one RMSNorm over all taps together: `input_norm.weight`
     fc_norm: bool = False  # an RMSNorm per tap: `fc_norm.{i}.weight`
@@ -64,7 +62,7 @@ class Head:
     tensors: Mapping[str, torch.Tensor]
     token_map: torch.Tensor | None = None  # [draft_vocab] int64
     name: str = ""
-    findings: tuple[str, ...] = field(default=())
+    findings: tuple[str, ...] = ()
 
     @property
     def method(self) -> str:

@@ -21,7 +21,8 @@ def token_weights(model: Any, num_layers: int) -> TokenWeights:
     norms = [getattr(found.holder, norm, None) for norm in _NORM_NAMES] if found else []
     norm = next((norm for norm in norms if norm is not None), None)
     eps = next((e for e in (getattr(norm, key, None) for key in ("variance_epsilon", "eps")) if e), None)
-    if embedding is None or head is None or norm is None or eps is None or getattr(norm, "bias", None) is not None:
+    shifts = getattr(norm, "bias", None) is not None
+    if embedding is None or head is None or norm is None or eps is None or shifts:
         raise ModelLoadError(
             f"{name} has no embedding, head and final RMSNorm for a draft head to share: use a method without a head"
         )

@@ -220,10 +220,8 @@ class NativeDecoder:
         `layers` run in this order; `taps` ascend; `wanted`: the first so many rows, all segments counted through.
         """
         structs = (SegmentStruct * len(segments))()
-        limit, addresses = (
-            0,
-            [],
-        )  # held here and not by `self` alone: no misuse from another thread may free them
+        limit = 0
+        addresses = []  # held here and not by `self` alone: no misuse from another thread may free them
         for struct, segment in zip(structs, segments):
             cache, rows = segment.cache, len(segment.tokens)
             cache.reserve(cache.length + rows)

@@ -12,7 +12,7 @@ from outrider.core.law import Floats
 from outrider.core.protocols import Chunk
 from outrider.core.records import Context, Draft, RoundResult, Scores, TokenWeights
 from outrider.core.tree import TokenTree
-from outrider.errors import ConfigError
+from outrider.models.taps import joined_taps
 from outrider.testing.language import BlurredLanguage, HashedLanguage, Language, TableLanguage
 
 _HIDDEN = 16  # size of the tapped features
@@ -65,10 +65,8 @@ class ToyTarget:
         return self._language(tokens)
 
     def tap(self, layers: Sequence[int]) -> None:
-        for layer in layers:
-            if not 0 <= layer <= self.num_layers:
-                raise ConfigError(f"tap {layer} is not a layer of this model: choose 0 to {self.num_layers}")
-        self.taps = tuple(dict.fromkeys((*self.taps, *layers)))
+        """See `TappedTarget.tap`."""
+        self.taps = joined_taps(self.taps, layers, self.num_layers)
 
     def token_weights(self) -> TokenWeights:
         """Random matrices, the same at every call; the logits do not come from them."""
