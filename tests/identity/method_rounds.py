@@ -19,11 +19,11 @@ from outrider.drafters.registry import build_drafter
 from outrider.drafters.setup import DrafterSetup
 from outrider.engine.controller import Controller, FixedController
 from outrider.engine.engine import Engine, Parts
-from outrider.models.arch import Arch, RopeScaling
 from outrider.models.eagle_shapes import fresh_head
 from outrider.models.heads import EagleConfig, Head, MedusaConfig
 from outrider.models.medusa_head import untrained_head
 from outrider.pairing import load_head
+from outrider.testing.tiny_head import tiny_arch
 from outrider.testing.toy import ToyTarget
 
 POSITIONS = 96  # of the heads here
@@ -34,10 +34,9 @@ def head_for(name: str, target: TappedTarget) -> Head:
     hidden, vocab = target.hidden_size, target.vocab_size
     if name == "medusa":
         return untrained_head(MedusaConfig(4, 1, hidden, vocab, vocab), target.token_weights())
-    arch = Arch("llama", 1, hidden, 2 * hidden, 2, 1, hidden // 2, vocab, 1e-5, 10000.0, RopeScaling(),
-                False, False, False, False, False, POSITIONS)  # fmt: skip
     taps = (0, 1, target.num_layers) if name == "eagle3" else None
-    return fresh_head(EagleConfig(name == "eagle3", arch, hidden, vocab, taps=taps), seed=3)
+    config = EagleConfig(name == "eagle3", tiny_arch(target, POSITIONS), hidden, vocab, taps=taps)
+    return fresh_head(config, seed=3)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from outrider.models.linear import Linear
 
 def tiny_eagle(target: TappedTarget, *, seed: int = 0, max_positions: int = 4096) -> CachedHead:
     """An EAGLE-1 head for this target, whose taps it adds to the target's."""
-    return _cached(
-        target, EagleConfig(False, _arch(target, max_positions), target.hidden_size, target.vocab_size), seed
-    )
+    config = EagleConfig(False, tiny_arch(target, max_positions), target.hidden_size, target.vocab_size)
+    return _cached(target, config, seed)
 
 
 def tiny_eagle3(
@@ -25,13 +24,14 @@ def tiny_eagle3(
 ) -> CachedHead:
     """An EAGLE-3 head for this target, whose taps it adds to the target's; `draft_vocab` tokens, every other one."""
     config = EagleConfig(
-        True, _arch(target, max_positions), target.hidden_size, draft_vocab or target.vocab_size,
+        True, tiny_arch(target, max_positions), target.hidden_size, draft_vocab or target.vocab_size,
         taps=(0, 1, target.num_layers),
     )  # fmt: skip
     return _cached(target, config, seed)
 
 
-def _arch(target: TappedTarget, max_positions: int) -> Arch:
+def tiny_arch(target: TappedTarget, max_positions: int) -> Arch:
+    """A layer of two heads, as wide as the target's hidden states."""
     hidden = target.hidden_size
     return Arch("llama", 1, hidden, 2 * hidden, 2, 1, hidden // 2, target.vocab_size, 1e-5, 10000.0, RopeScaling(),
                 False, False, False, False, False, max_positions)  # fmt: skip
