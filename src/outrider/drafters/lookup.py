@@ -10,7 +10,7 @@ import torch
 
 from outrider.core.law import POINT_MASS
 from outrider.core.records import Budget, Context, Draft, RoundResult
-from outrider.drafters.values import NodeValues
+from outrider.drafters.values import GivenChains, NodeValues
 from outrider.errors import ConfigError
 from outrider.models.row_costs import RowCosts
 
@@ -91,24 +91,27 @@ class _Copier:
         self._index = index
         self._values = NodeValues(_PRIORS)
         self._expected: tuple[int, ...] = ()  # the copy last found, whole, behind what it was given
-        self._given = 0
+        self._start = 0
         self._size = 0
+        self._given = GivenChains()
 
     def copied(self, tokens: Sequence[int], drafted: Sequence[int], room: int, costs: RowCosts) -> list[int]:
         """What follows the last occurrence of the end of `tokens + drafted`, as far as it is worth its rows."""
         self._index.catch_up(tokens)
         self._size, copied = self._index.continuation(tokens, drafted, room)
-        self._expected, self._given = (*drafted, *copied), len(drafted)
+        self._expected, self._start = (*drafted, *copied), len(drafted)
+        above = self._given.chance(len(drafted))
         steps = (self._values.chance(self._kind(place)) for place in range(len(copied)))
-        return copied[
-            : costs.worthwhile(list(itertools.accumulate(steps, operator.mul)), rows=1 + len(drafted))
-        ]
+        chances = list(itertools.accumulate(steps, operator.mul, initial=above))[1:]
+        promised, rows = 1.0 + len(drafted) * above, 1 + len(drafted)
+        return copied[: costs.worthwhile(chances, promised=promised, rows=rows)]
 
     def observe(self, result: RoundResult) -> None:
         """How far the copy would have held, drafted or not: so it is tried again once it holds."""
+        self._given.observe(result)
         for place, (token, emitted) in enumerate(zip(self._expected, result.emitted)):
-            if place >= self._given:
-                self._values.count(self._kind(place - self._given), kept=token == emitted)
+            if place >= self._start:
+                self._values.count(self._kind(place - self._start), kept=token == emitted)
             if token != emitted:
                 break
         self._expected = ()

@@ -14,7 +14,7 @@ import torch
 from outrider.core.records import Budget, Context, Draft, RoundResult, TokenView
 from outrider.drafters.best_tokens import best_tokens
 from outrider.drafters.builder import DraftBuilder
-from outrider.drafters.values import NodeValues
+from outrider.drafters.values import GivenChains, NodeValues
 from outrider.errors import ConfigError
 from outrider.models.row_costs import RowCosts
 
@@ -26,14 +26,12 @@ _STEPS = (0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.6, 0.8, 0.92)
 
 _BELOW_PENDING = (0.01, 0.01, 0.03, 0.06, 0.09, 0.15, 0.35, 0.39, 0.61, 0.65, 0.87)
 _DEEPER = (0.01, 0.02, 0.02, 0.06, 0.11, 0.20, 0.38, 0.55, 0.72, 0.88, 0.92)
-_LONGEST_GIVEN = 8  # given chains of this length and more are counted together
 _PRIORS: Mapping[Hashable, float] = {
     **{
         (step, depth): chance
         for depth, chances in enumerate((_BELOW_PENDING, _DEEPER))
         for step, chance in enumerate(chances)
     },
-    **{("given", length): 0.7**length for length in range(1, _LONGEST_GIVEN + 1)},
 }
 """By step: how often a successor came next where its token was reached. SmolLM2 at temperature 0, 5 prompts of each
 Spec-Bench task, up to 128 tokens each: 50 to 2,100 successors per figure."""
@@ -97,7 +95,6 @@ class RecyclingDrafter:
         memory.read(context.tokens)
         last = draft.nodes.tokens[-1] if len(draft) else context.tokens[-1]
         memory.grow(builder, last, self._topk, self._costs)
-        memory.given = len(draft)
         return builder.draft()
 
 
@@ -124,7 +121,7 @@ class _Memory:
         self._read = 0  # tokens of the text whose bigrams are in
         self._pending: int | None = None
         self._asked = False  # for a draft of the round to come
-        self.given = 0  # nodes of the chain below which it was asked
+        self._given = GivenChains()
 
     def read(self, tokens: TokenView) -> None:
         """Takes in the bigrams of what became certain unseen, such as a prompt; the most recent counts most."""
@@ -144,7 +141,7 @@ class _Memory:
         root = builder.start
         assert root is not None
         length = builder.depth(root)
-        above = self._values.chance(("given", min(length, _LONGEST_GIVEN))) if length else 1.0
+        above = self._given.chance(length)
         plan = self._likeliest(token, above, topk, builder.room, builder.levels)
         chances = [node.chance for node in plan]
         rows = [root]
@@ -183,10 +180,7 @@ class _Memory:
         if self._pending is None or not result.emitted:
             return
         pending, self._pending = self._pending, result.emitted[-1]
-        if self.given:
-            kept = self.given - 1 in result.accepted
-            self._values.count(("given", min(self.given, _LONGEST_GIVEN)), kept=kept)
-            self.given = 0
+        self._given.observe(result)
         if self._asked or len(result.draft):
             self._count_kinds(pending, result.emitted)
             self._learn(pending, result)

@@ -54,3 +54,28 @@ class NodeValues:
     def _reached_rows(result: RoundResult) -> Sequence[int]:
         """Rows that the target decided below: the pending token and every kept node."""
         return [0, *(node + 1 for node in result.accepted)]
+
+
+class GivenChains:
+    """How often the chains that a list's earlier methods drafted were kept whole, by their length. One per sequence.
+
+    What hangs below a leaf is worth no more than the leaf.
+    """
+
+    _LONGEST = 8  # longer ones are told apart no further
+    _PRIOR = 0.7  # per token
+
+    def __init__(self) -> None:
+        self._values = NodeValues({length: self._PRIOR**length for length in range(1, self._LONGEST + 1)})
+        self._length = 0
+
+    def chance(self, length: int) -> float:
+        """The chance that a chain of this length, given for the round to come, is kept whole; 1 for none."""
+        self._length = length
+        return self._values.chance(min(length, self._LONGEST)) if length else 1.0
+
+    def observe(self, result: RoundResult) -> None:
+        """Counts what became of the chain last asked about."""
+        if self._length:
+            self._values.count(min(self._length, self._LONGEST), kept=self._length - 1 in result.accepted)
+        self._length = 0
