@@ -36,6 +36,7 @@ SLOW = (
     "medusa, tree, standard",
     "medusa, chain",
     "eagle chain, block",
+    "eagle tree, traversal",
     "suffix, then eagle",
     "ngram, then medusa",
 )
@@ -203,7 +204,10 @@ def quick(name: str) -> Cell:
 
 @pytest.mark.parametrize(
     ("noise", "cell"),
-    [(NoiseOfPlaces, "tree, traversal"), (NoiseOfPositions, "chain, block")],
+    [
+        (NoiseOfPlaces, "tree, traversal"),
+        pytest.param(NoiseOfPositions, "chain, block", marks=pytest.mark.full),  # takes all of the seeds to show
+    ],
 )
 def test_noise_reused_by_a_later_round_is_caught(
     noise: type[RoundNoise], cell: str, monkeypatch: pytest.MonkeyPatch
