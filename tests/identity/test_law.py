@@ -206,7 +206,9 @@ def quick(name: str) -> Cell:
     ("noise", "cell"),
     [
         (NoiseOfPlaces, "tree, traversal"),
-        pytest.param(NoiseOfPositions, "chain, block", marks=pytest.mark.full),  # takes all of the seeds to show
+        pytest.param(
+            NoiseOfPositions, "chain, block", marks=pytest.mark.full
+        ),  # takes all of the seeds to show
     ],
 )
 def test_noise_reused_by_a_later_round_is_caught(
