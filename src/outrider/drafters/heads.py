@@ -83,26 +83,25 @@ def _device(setup: DrafterSetup) -> torch.device:
 
 
 def _swap(setup: DrafterSetup, device: torch.device, swap: Callable[[MakeProduct], None]) -> None:
-    """On the CPU products go to the compiled library: as int8 unless `draft_dtype` says otherwise.
+    """On the CPU products go to the compiled library: as int8 unless `draft_dtype` says otherwise; elsewhere to torch.
 
     How exactly a head computes changes how often it is right, and no text.
     """
     dtype = setup.config.draft_dtype or "auto"
     if dtype not in ("auto", *FORMATS):
         raise ConfigError(f"draft_dtype of a head must be auto, {', '.join(FORMATS)}, not {dtype!r}")
-    if device.type != "cpu":
-        return
-    try:
-        swap(NativeMatrices("int8" if dtype == "auto" else dtype, placement_of(setup.target).threads).linear)
-    except NativeUnavailable as error:
-        if dtype == "int8":
-            raise ConfigError(
-                f"draft_dtype 'int8' needs the compiled library, but {error}: use 'bfloat16'"
-            ) from None
-        held = _TORCH_DTYPES.get(dtype, torch.float32)
-        swap(
-            lambda weight, bias: _Cast(Linear(weight.to(held), None if bias is None else bias.to(held)), held)
-        )
+    obstacle = f"the head runs on {str(device)!r}"
+    if device.type == "cpu":
+        try:
+            threads = placement_of(setup.target).threads
+            swap(NativeMatrices("int8" if dtype == "auto" else dtype, threads).linear)
+            return
+        except NativeUnavailable as error:
+            obstacle = str(error)
+    if dtype == "int8":
+        raise ConfigError(f"draft_dtype 'int8' needs the compiled library, but {obstacle}: use 'bfloat16'")
+    held = _TORCH_DTYPES.get(dtype, torch.float32)
+    swap(lambda weight, bias: _Cast(Linear(weight.to(held), None if bias is None else bias.to(held)), held))
 
 
 class _Cast:
