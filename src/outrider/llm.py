@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from outrider.config import MOST_DRAFTED, SpeculativeConfig
-from outrider.core.protocols import Chunk, Drafter, TappedTarget, TargetModel
+from outrider.core.protocols import Chunk, Drafter, TargetModel
 from outrider.core.records import Budget, Completion, Context, Draft, Guarantee, RoundResult
 from outrider.core.rules import RejectionMethod, RuleBook
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence as Running
 from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.registry import build_drafter, check_methods
-from outrider.drafters.setup import DrafterSetup
+from outrider.drafters.setup import DrafterSetup, tapped
 from outrider.engine.controller import BatchSizeController, Controller, FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.errors import ConfigError, GenerationError, ModelLoadError, ParameterError
@@ -305,12 +305,9 @@ def _tapping(drafter: Drafter, target: TargetModel) -> Drafter:
     """The drafter, handed its own columns of whatever the target's features hold. Raises `ConfigError`."""
     if not drafter.taps:
         return drafter
-    if not isinstance(target, TappedTarget):
-        raise ConfigError(
-            f"the drafter reads hidden states, which {type(target).__name__} does not show: use another method"
-        )
-    target.tap(drafter.taps)
-    return ChainedDrafter([drafter], columns=target.taps)
+    shown = tapped(target)
+    shown.tap(drafter.taps)
+    return ChainedDrafter([drafter], columns=shown.taps)
 
 
 def _controller(config: SpeculativeConfig) -> Controller:

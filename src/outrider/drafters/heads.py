@@ -10,7 +10,7 @@ import torch
 from outrider.core.protocols import Drafter, TappedTarget
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.medusa import MedusaDrafter
-from outrider.drafters.setup import DrafterSetup
+from outrider.drafters.setup import DrafterSetup, tapped
 from outrider.errors import ConfigError
 from outrider.models.eagle_head import EagleHead
 from outrider.models.head_cache import CachedHead
@@ -60,12 +60,7 @@ def medusa_drafter(setup: DrafterSetup) -> Drafter:
 
 
 def _fitted(setup: DrafterSetup) -> tuple[TappedTarget, Head]:
-    target = setup.target
-    if not isinstance(target, TappedTarget):
-        raise ConfigError(
-            f"a head reads hidden states, which {type(target).__name__} does not show: use another method"
-        )
-    head = setup.load_head()
+    target, head = tapped(setup.target), setup.load_head()
     check_head(
         head, vocab_size=target.vocab_size, hidden_size=target.hidden_size, num_layers=target.num_layers
     )

@@ -6,9 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.config import SpeculativeConfig
-from outrider.core.protocols import TargetModel
+from outrider.core.protocols import TappedTarget, TargetModel
 from outrider.drafters.growth import SampleMethod
+from outrider.errors import ConfigError
 from outrider.models.heads import Head
+
+
+def tapped(target: TargetModel) -> TappedTarget:
+    """The target as one whose hidden states can be read. Raises `ConfigError` where they cannot."""
+    if not isinstance(target, TappedTarget):
+        raise ConfigError(
+            f"the drafter reads hidden states, which {type(target).__name__} does not show: use another method"
+        )
+    return target
 
 
 @dataclass(frozen=True)

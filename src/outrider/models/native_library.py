@@ -265,6 +265,11 @@ def chosen_isa(opened: NativeLibrary) -> str:
     return wanted
 
 
+def thread_count(threads: int | None) -> int:
+    """How many threads a decoder runs: as asked, else one for each core of this process."""
+    return len(os.sched_getaffinity(0)) if threads is None else threads
+
+
 def _declared(c: ctypes.CDLL) -> ctypes.CDLL:
     """Gives every function its types."""
     signatures: dict[str, tuple[Any, list[Any]]] = {

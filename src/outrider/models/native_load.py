@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 import torch
@@ -21,6 +20,7 @@ from outrider.models.native_library import (
     Shape,
     chosen_isa,
     library,
+    thread_count,
 )
 from outrider.models.native_weights import WeightFeed, stored_as_blocks
 from outrider.models.settings import RunSettings
@@ -49,7 +49,7 @@ def load_native(
     joined_taps((), settings.taps, arch.layers)  # before anything costly
     dtype = chosen_dtype(settings.dtype, file)
     rounding = chosen_activations(settings.activations, dtype)
-    threads = len(os.sched_getaffinity(0)) if settings.threads is None else settings.threads
+    threads = thread_count(settings.threads)
     setup = NativeSetup(dtype, rounding, isa, threads)
     try:
         model = opened.create(_shape(arch, setup), isa)

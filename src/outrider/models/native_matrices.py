@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 
 import torch
 
 from outrider.errors import ConfigError
-from outrider.models.native_library import Activations, Format, chosen_isa, library
+from outrider.models.native_library import Activations, Format, chosen_isa, library, thread_count
 from outrider.models.openmp import pool_pause
 
 FORMATS = {"float32": Format.FLOAT32, "bfloat16": Format.BFLOAT16, "int8": Format.INT8}
@@ -26,9 +25,8 @@ class NativeMatrices:
             raise ConfigError(f"draft_dtype must be one of {', '.join(FORMATS)} here, not {dtype!r}")
         self.dtype = dtype
         self._library = library()
-        count = len(os.sched_getaffinity(0)) if threads is None else threads
         isa = chosen_isa(self._library)
-        self._matrices = self._library.create_matrices(Activations[dtype.upper()], count, isa)
+        self._matrices = self._library.create_matrices(Activations[dtype.upper()], thread_count(threads), isa)
         weakref.finalize(self, self._library.destroy_matrices, self._matrices)
         self._pause_torch = pool_pause()
 
