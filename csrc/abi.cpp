@@ -12,7 +12,7 @@ using namespace outrider;
 namespace {
 
 void check_shape(const OutriderShape &s) {
-  for (int32_t size : {s.layers, s.hidden, s.intermediate, s.heads, s.kv_heads, s.head_dim, s.vocab})
+  for (int32_t size : {s.layers, s.hidden, s.intermediate, s.heads, s.kv_heads, s.head_dim, s.vocab, s.spoken})
     require(size > 0 && size <= kMostSize, "every size must be 1 to " + text(kMostSize) + ", not " + text(size));
   require(s.layers <= 1024, "at most 1024 layers, not " + text(s.layers));
   require(s.heads % s.kv_heads == 0, "heads must be a multiple of key-value heads");
@@ -29,7 +29,8 @@ struct Size { int outputs, inputs; };
 Size expected(const OutriderShape &s, int matrix) {
   const int queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim;
   switch (matrix) {
-    case OUTRIDER_EMBEDDING: case OUTRIDER_HEAD: return {s.vocab, s.hidden};
+    case OUTRIDER_EMBEDDING: return {s.vocab, s.hidden};
+    case OUTRIDER_HEAD: return {s.spoken, s.hidden};
     case OUTRIDER_QUERY: return {queries, s.hidden};
     case OUTRIDER_KEY: case OUTRIDER_VALUE: return {keys, s.hidden};
     case OUTRIDER_OUTPUT: return {s.hidden, queries};
@@ -200,7 +201,8 @@ int outrider_set_vector(OutriderModel *model, int32_t vector, int32_t layer, con
 int outrider_finish(OutriderModel *model) {
   return guarded([&] {
     require(model->embedding.whole(), "the embedding is not set");
-    require(model->head.data == nullptr || model->head.whole(), "the head is not set to its last row");
+    const OutriderShape &shape = model->shape;
+    require(model->head.data ? model->head.whole() : shape.spoken == shape.vocab, "the head is not set to its last row");
     require(!model->final_norm.empty(), "the final norm is not set");
     for (const Layer &layer : model->layers) {
       for (int which = OUTRIDER_QUERY; which <= OUTRIDER_DOWN; ++which)

@@ -276,7 +276,7 @@ void Pass::speak(int pair, int thread) const {
   const float *tile = product(matrix, pair, work.last, after(matrix, pair, matrix, thread), thread, 0);
   const int count = columns(matrix, pair);
   for (int i = 0; i < batch.wanted_count; ++i, tile += kPair)
-    std::memcpy(batch.logits + (size_t)i * shape.vocab + (size_t)pair * kPair, tile, count * sizeof(float));
+    std::memcpy(batch.logits + (size_t)i * shape.spoken + (size_t)pair * kPair, tile, count * sizeof(float));
 }
 
 void grow(OutriderModel &model, const OutriderBatch &batch, const Pass &pass) {

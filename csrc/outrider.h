@@ -14,7 +14,7 @@ extern "C" {
 #define OUTRIDER_API __attribute__((visibility("default")))
 
 // Raised whenever a struct or the meaning of a function changes.
-enum { OUTRIDER_ABI = 1 };
+enum { OUTRIDER_ABI = 2 };
 
 // Positions per cache page.
 enum { OUTRIDER_PAGE = 64 };
@@ -66,7 +66,9 @@ typedef enum {
 } OutriderVector;
 
 typedef struct {
-  int32_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocab;
+  int32_t layers, hidden, intermediate, heads, kv_heads, head_dim;
+  int32_t vocab;        // tokens it reads: rows of the embedding
+  int32_t spoken;       // rows of the head; `vocab` where the embedding serves as the head
   int32_t activations;  // OutriderActivations
   int32_t cache;        // OutriderCache
   int32_t threads;
@@ -104,7 +106,7 @@ typedef struct {
   float *features;        // [rows, tap_count, hidden]
   const int32_t *wanted;  // [wanted_count], ascending: rows whose logits are asked for
   int32_t wanted_count;
-  float *logits;  // [wanted_count, vocab]
+  float *logits;  // [wanted_count, spoken]
 } OutriderBatch;
 
 typedef struct OutriderModel OutriderModel;

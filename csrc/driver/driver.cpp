@@ -33,7 +33,7 @@ struct Runner {
     for (int p = 0; p < kPositions; ++p) tokens.push_back(random.below(shape.vocab));
   }
 
-  // Logits [rows, vocab], then the hidden states entering layer 1 [rows, hidden].
+  // Logits [rows, spoken], then the hidden states entering layer 1 [rows, hidden].
   Floats forward(const std::vector<Part> &parts, const Ints &layers = {0, 1}) const {
     std::vector<OutriderSegment> segments;
     int rows = 0;
@@ -45,7 +45,7 @@ struct Runner {
     Ints wanted;
     for (int row = 0; row < rows; ++row) wanted.push_back(row);
     const int32_t tap = 1;
-    Floats features((size_t)rows * shape.hidden, 0.0f), out((size_t)rows * shape.vocab);
+    Floats features((size_t)rows * shape.hidden, 0.0f), out((size_t)rows * shape.spoken);
     const OutriderBatch batch{segments.data(), (int32_t)segments.size(), layers.data(), (int32_t)layers.size(), cosines.data(),
                               sines.data(), kPositions, &tap, 1, features.data(), wanted.data(), rows, out.data()};
     check(outrider_forward(model.get(), &batch) == 0, "forward " + setup.name());
@@ -56,9 +56,9 @@ struct Runner {
   Ints slice(int begin, int count) const { return Ints(tokens.begin() + begin, tokens.begin() + begin + count); }
 
   void expect(const Floats &got, int row, const Floats &wide, int wide_row, int wide_rows, int rows, const char *what) const {
-    const size_t feature = (size_t)rows * shape.vocab + (size_t)row * shape.hidden;
-    const size_t wide_feature = (size_t)wide_rows * shape.vocab + (size_t)wide_row * shape.hidden;
-    check(same(&got[(size_t)row * shape.vocab], &wide[(size_t)wide_row * shape.vocab], shape.vocab) &&
+    const size_t feature = (size_t)rows * shape.spoken + (size_t)row * shape.hidden;
+    const size_t wide_feature = (size_t)wide_rows * shape.spoken + (size_t)wide_row * shape.hidden;
+    check(same(&got[(size_t)row * shape.spoken], &wide[(size_t)wide_row * shape.spoken], shape.spoken) &&
               same(&got[feature], &wide[wide_feature], shape.hidden),
           std::string(what) + " differs, " + setup.name());
   }
@@ -159,7 +159,7 @@ void check_bad_shapes(const Setup &setup) {
   const std::vector<std::pair<const char *, int32_t OutriderShape::*>> fields = {
       {"layers", &OutriderShape::layers}, {"hidden", &OutriderShape::hidden}, {"intermediate", &OutriderShape::intermediate},
       {"heads", &OutriderShape::heads}, {"kv_heads", &OutriderShape::kv_heads}, {"head_dim", &OutriderShape::head_dim},
-      {"vocab", &OutriderShape::vocab}, {"activations", &OutriderShape::activations}, {"cache", &OutriderShape::cache},
+      {"vocab", &OutriderShape::vocab}, {"spoken", &OutriderShape::spoken}, {"activations", &OutriderShape::activations}, {"cache", &OutriderShape::cache},
       {"threads", &OutriderShape::threads}};
   for (const auto &[name, field] : fields)
     for (int32_t value : {-1, INT32_MIN, INT32_MAX}) {
@@ -214,7 +214,7 @@ void check_bad_batches(const Runner &run) {
   Cache cache(run.model.get(), kPositions);
   const Ints tokens = {1, 2, 3}, parents = {-1, 0, 1}, layers = {0, 1}, wanted = {0, 2};
   const int32_t tap = 1, bad_tap = 3;
-  Floats logits(2 * run.shape.vocab), features(3 * run.shape.hidden);
+  Floats logits(2 * run.shape.spoken), features(3 * run.shape.hidden);
   auto refused = [&](const char *what, const std::function<void(OutriderSegment &, OutriderBatch &)> &spoil) {
     OutriderSegment segment{cache.pages.data(), 0, 3, tokens.data(), parents.data()};
     OutriderBatch batch{&segment, 1, layers.data(), 2, run.cosines.data(), run.sines.data(), kPositions, &tap, 1,

@@ -43,6 +43,7 @@ struct Random {
 struct Setup {
   int format, activations, cache, threads;
   std::string isa;
+  bool has_head() const { return format % 2 == 0; }
   std::string name() const {
     std::ostringstream text;
     text << isa << " format " << format << " activations " << activations << " cache " << cache << " threads " << threads;
@@ -54,8 +55,9 @@ inline bool is_blocks(int format) { return format >= OUTRIDER_Q4_0; }
 
 // Blocks need whole groups; other formats get sizes that are multiples of nothing.
 inline OutriderShape shape_of(const Setup &s) {
-  if (is_blocks(s.format)) return {2, 96, 64, 6, 2, 16, 101, s.activations, s.cache, s.threads, 1e-5f};
-  return {2, 40, 50, 4, 2, 10, 67, s.activations, s.cache, s.threads, 1e-5f};
+  const auto spoken = [&](int vocab) { return s.has_head() ? vocab - 22 : vocab; };
+  if (is_blocks(s.format)) return {2, 96, 64, 6, 2, 16, 101, spoken(101), s.activations, s.cache, s.threads, 1e-5f};
+  return {2, 40, 50, 4, 2, 10, 67, spoken(67), s.activations, s.cache, s.threads, 1e-5f};
 }
 
 struct Closer { void operator()(OutriderModel *model) const { outrider_destroy(model); } };
@@ -65,7 +67,7 @@ struct Size { int outputs, inputs; };
 
 inline Size size_of(const OutriderShape &s, int matrix) {
   const int queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim;
-  const Size sizes[] = {{s.vocab, s.hidden}, {s.vocab, s.hidden}, {queries, s.hidden}, {keys, s.hidden}, {keys, s.hidden},
+  const Size sizes[] = {{s.vocab, s.hidden}, {s.spoken, s.hidden}, {queries, s.hidden}, {keys, s.hidden}, {keys, s.hidden},
                         {s.hidden, queries}, {s.intermediate, s.hidden}, {s.intermediate, s.hidden}, {s.hidden, s.intermediate}};
   return sizes[matrix];
 }
@@ -116,7 +118,7 @@ inline Handle build(const Setup &setup) {
   Handle model(outrider_create(&s, setup.isa.c_str()));
   bool good = model != nullptr;
   good = good && set_matrix(model.get(), s, setup.format, OUTRIDER_EMBEDDING, -1, random);
-  good = good && (setup.format % 2 || set_matrix(model.get(), s, setup.format, OUTRIDER_HEAD, -1, random));
+  good = good && (!setup.has_head() || set_matrix(model.get(), s, setup.format, OUTRIDER_HEAD, -1, random));
   good = good && set_vector(model.get(), OUTRIDER_FINAL_NORM, -1, s.hidden, random);
   for (int layer = 0; good && layer < s.layers; ++layer) {
     for (int m = OUTRIDER_QUERY; good && m <= OUTRIDER_DOWN; ++m)

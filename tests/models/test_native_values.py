@@ -12,10 +12,13 @@ from native_models import ARCH, FORMS, VARIANTS, Form, build, prefilled, rows_of
 from outrider.core.protocols import Chunk
 from outrider.core.records import Draft
 from outrider.core.tree import TokenTree
+from outrider.errors import ModelLoadError
 from outrider.models.gguf import GGUFFile
 from outrider.models.native import NativeDecoder
 from outrider.models.native_library import NativeUnavailable, library
+from outrider.models.native_load import load_native
 from outrider.models.native_weights import matrix_plans
+from outrider.models.settings import RunSettings
 from outrider.models.torch_decoder import TorchDecoder
 
 try:
@@ -156,3 +159,27 @@ def test_the_head_of_its_own_is_used(folder: Path):
     target = build(FLOAT32, folder, arch=arch)
     assert "lm_head.weight" in matrices(target)
     assert not torch.equal(matrices(target)["lm_head.weight"], matrices(target)["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("form", FORMS[:6], ids=str)
+@pytest.mark.parametrize("chosen", ["a part of the vocabulary", "more than it"])
+def test_a_head_speaks_the_rows_it_was_given(form: Form, chosen: str, folder: Path):
+    arch = VARIANTS["own head, normed queries"]
+    state = weights(arch)
+    count = 2 * arch.vocab_size
+    picked = torch.arange(count) % arch.vocab_size if chosen == "more than it" else torch.arange(77) * 2 + 1
+    settings = RunSettings(form.dtype, form.activations, 2)
+    few = {**state, "lm_head.weight": state["lm_head.weight"][picked]}
+    mine = load_native(arch, few, None, settings, spoken_size=len(picked))
+    whole = load_native(arch, state, None, settings)
+    assert (mine.vocab_size, mine.spoken_size) == (arch.vocab_size, len(picked))
+    prompt = tokens_of(30, 8)
+    rows, all_rows = (rows_of(target, prefilled(target, prompt), TREE) for target in (mine, whole))
+    assert torch.equal(rows, all_rows[:, picked])
+    assert torch.equal(mine.token_weights().head, whole.token_weights().head[picked])
+
+
+def test_a_head_of_other_rows_than_told_is_refused(folder: Path):
+    arch = VARIANTS["own head, normed queries"]
+    with pytest.raises(ModelLoadError, match=r"lm_head\.weight"):
+        load_native(arch, weights(arch), None, RunSettings("float32"), spoken_size=10)

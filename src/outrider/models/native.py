@@ -34,6 +34,7 @@ class NativeSetup:
     activations: Activations
     isa: str
     threads: int
+    spoken_size: int  # rows of the head: fewer than the vocabulary where a draft model speaks a part of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +50,8 @@ class NativeDecoder:
     """A finished model of the library with one cache per sequence; fulfils `LayeredTarget`.
 
     Every sum's order is fixed and independent of rows, neighbours, threads, chunking and trees (docs/native.md), so
-    logits are bitwise equal at any width: `row_invariant`. Logits are float32.
+    logits are bitwise equal at any width: `row_invariant`. Logits are float32, [rows, spoken_size]: of a draft model
+    with a vocabulary of its own, column i is the i-th token of that.
     """
 
     row_invariant = True
@@ -63,6 +65,7 @@ class NativeDecoder:
         self._norm = norm  # [hidden]
         self.arch, self.setup = arch, setup
         self.vocab_size, self.max_length = arch.vocab_size, arch.max_positions
+        self.spoken_size = setup.spoken_size
         self.num_layers, self.hidden_size = arch.layers, arch.hidden
         self.taps: tuple[int, ...] = ()
         self._taps = np.empty(0, dtype=np.int32)
@@ -95,13 +98,13 @@ class NativeDecoder:
     def token_weights(self) -> TokenWeights:
         """See `TappedTarget.token_weights`."""
         dtype = torch.float32 if self.setup.dtype == "float32" else torch.bfloat16
-        size = (self.vocab_size, self.hidden_size)
 
-        def numbers(role: MatrixRole) -> torch.Tensor:  # [vocab, hidden]
-            return torch.from_numpy(self._library.unpacked(self._model, role, -1, *size)).to(dtype)
+        def numbers(role: MatrixRole, rows: int) -> torch.Tensor:  # [rows, hidden]
+            unpacked = self._library.unpacked(self._model, role, -1, rows, self.hidden_size)
+            return torch.from_numpy(unpacked).to(dtype)
 
-        embedding = numbers(MatrixRole.EMBEDDING)
-        head = embedding if self.arch.tied_head else numbers(MatrixRole.HEAD)
+        embedding = numbers(MatrixRole.EMBEDDING, self.vocab_size)
+        head = embedding if self.arch.tied_head else numbers(MatrixRole.HEAD, self.spoken_size)
         return TokenWeights(embedding, head, self._norm, self.arch.rms_eps)
 
     def extend(self, chunks: Sequence[Chunk]) -> list[torch.Tensor | None]:
@@ -215,7 +218,7 @@ class NativeDecoder:
     def _forward(
         self, segments: Sequence[_Segment], layers: Ints, taps: Ints, *, wanted: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits [wanted, vocab], valid until the next pass, and features [rows, taps, hidden] if there are taps.
+        """Logits [wanted, spoken], valid until the next pass, and features [rows, taps, hidden] if there are taps.
 
         `layers` run in this order; `taps` ascend; `wanted`: the first so many rows, all segments counted through.
         """
@@ -231,8 +234,8 @@ class NativeDecoder:
             struct.tokens = segment.tokens.ctypes.data
             struct.parents = None if segment.parents is None else segment.parents.ctypes.data
         cosines, sines = self._angles(limit)
-        if self._logits.size < wanted * self.vocab_size:
-            self._logits = np.empty(wanted * self.vocab_size, dtype=np.float32)
+        if self._logits.size < wanted * self.spoken_size:
+            self._logits = np.empty(wanted * self.spoken_size, dtype=np.float32)
         numbers = self._logits
         features = np.empty((_rows(segments), len(taps), self.hidden_size), dtype=np.float32)
         asked = np.arange(wanted, dtype=np.int32)
@@ -244,7 +247,7 @@ class NativeDecoder:
         )  # fmt: skip
         self._pause_torch()
         self._library.forward(self._model, batch)
-        logits = torch.from_numpy(numbers[: wanted * self.vocab_size].reshape(wanted, self.vocab_size))
+        logits = torch.from_numpy(numbers[: wanted * self.spoken_size].reshape(wanted, self.spoken_size))
         if not len(taps):
             return logits, None
         order = [sorted(self.taps).index(tap) for tap in self.taps]

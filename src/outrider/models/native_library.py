@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from outrider.errors import ConfigError, OutriderError, nearest
 
-_ABI = 1
+_ABI = 2
 PAGE = 64  # positions of a cache page
 _MODULE = "outrider._native"
 
@@ -92,8 +92,9 @@ class VectorRole(IntEnum):
 # The structs of csrc/outrider.h, field by field. They hold addresses: whoever fills them keeps the arrays alive.
 class Shape(ctypes.Structure):
     _fields_: ClassVar = [
-        *((name, c_int32) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab")),
-        ("activations", c_int32), ("cache", c_int32), ("threads", c_int32), ("rms_eps", c_float),
+        *((name, c_int32) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
+        ("vocab", c_int32), ("spoken", c_int32), ("activations", c_int32), ("cache", c_int32), ("threads", c_int32),
+        ("rms_eps", c_float),
     ]  # fmt: skip
 
 

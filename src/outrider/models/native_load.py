@@ -36,21 +36,24 @@ _FORMATS = {
 
 
 def load_native(
-    arch: Arch, state: Mapping[str, torch.Tensor], file: GGUFFile | None, settings: RunSettings
-) -> NativeDecoder:
+    arch: Arch, state: Mapping[str, torch.Tensor], file: GGUFFile | None, settings: RunSettings, *,
+    spoken_size: int | None = None,
+) -> NativeDecoder:  # fmt: skip
     """Packs a model. `file`: the GGUF file it comes from, whose blocks `dtype="gguf"` keeps; None for other sources.
 
     `dtype` auto: gguf for a file of blocks, else bfloat16. `activations` auto: float32 for float32 weights, else
-    bfloat16. `threads` None: one for each core of this process. Raises `NativeUnavailable`, `ConfigError`, or
-    `ModelLoadError` naming a tensor that does not fit.
+    bfloat16. `threads` None: one for each core of this process. `spoken_size`: rows of `lm_head.weight`, where a draft
+    model speaks fewer tokens than it reads; None: all. Raises `NativeUnavailable`, `ConfigError`, or `ModelLoadError`
+    naming a tensor that does not fit.
     """
+    assert spoken_size is None or not arch.tied_head, "a tied head has the rows of the embedding"
     opened = library()
     isa = chosen_isa(opened)
     joined_taps((), settings.taps, arch.layers)  # before anything costly
     dtype = chosen_dtype(settings.dtype, file)
     rounding = chosen_activations(settings.activations, dtype)
     threads = thread_count(settings.threads)
-    setup = NativeSetup(dtype, rounding, isa, threads)
+    setup = NativeSetup(dtype, rounding, isa, threads, spoken_size or arch.vocab_size)
     try:
         model = opened.create(_shape(arch, setup), isa)
     except NativeError as error:
@@ -101,7 +104,7 @@ def _shape(arch: Arch, setup: NativeSetup) -> Shape:
     cache = CacheType.FLOAT32 if setup.dtype == "float32" else CacheType.BFLOAT16
     return Shape(
         arch.layers, arch.hidden, arch.intermediate, arch.heads, arch.kv_heads, arch.head_dim, arch.vocab_size,
-        setup.activations, cache, setup.threads, arch.rms_eps,
+        setup.spoken_size, setup.activations, cache, setup.threads, arch.rms_eps,
     )  # fmt: skip
 
 
@@ -112,10 +115,10 @@ def _fill(
     reader = StateReader(state, torch.float32)
     if file is not None:  # what the file does not keep as blocks
         plain = Format.INT8 if setup.activations is Activations.INT8 else Format.BFLOAT16
-        feed = WeightFeed(opened, model, plain)
+        feed = WeightFeed(opened, model, plain, setup.spoken_size)
         feed.blocks(arch, reader, file)
     else:
-        feed = WeightFeed(opened, model, _FORMATS[setup.dtype])
+        feed = WeightFeed(opened, model, _FORMATS[setup.dtype], setup.spoken_size)
         feed.numbers(arch, reader)
     feed.vectors(arch, reader)
     reader.forget("lm_head.weight")

@@ -34,8 +34,9 @@ class MatrixPlan:
     inputs: int
 
 
-def matrix_plans(arch: Arch) -> Iterator[MatrixPlan]:
-    """Every matrix of the architecture, in the order in which a pass reads them."""
+def matrix_plans(arch: Arch, spoken_size: int | None = None) -> Iterator[MatrixPlan]:
+    """Every matrix of the architecture, in the order in which a pass reads them. `spoken_size`: rows of a head of its
+    own; None: the vocabulary."""
     queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     yield MatrixPlan(MatrixRole.EMBEDDING, -1, "model.embed_tokens.weight", arch.vocab_size, arch.hidden)
     for layer in range(arch.layers):
@@ -51,7 +52,7 @@ def matrix_plans(arch: Arch) -> Iterator[MatrixPlan]:
         ):
             yield MatrixPlan(role, layer, f"{prefix}{name}.weight", outputs, inputs)
     if not arch.tied_head:
-        yield MatrixPlan(MatrixRole.HEAD, -1, "lm_head.weight", arch.vocab_size, arch.hidden)
+        yield MatrixPlan(MatrixRole.HEAD, -1, "lm_head.weight", spoken_size or arch.vocab_size, arch.hidden)
 
 
 def vector_plans(arch: Arch) -> Iterator[tuple[int, int, str, int]]:
@@ -86,20 +87,21 @@ def stored_as_blocks(file: GGUFFile) -> bool:
 
 
 class WeightFeed:
-    """Passes tensors to one model of the library. `plain`: the format of matrices that are not kept as blocks."""
+    """Passes tensors to one model of the library. `plain`: the format of matrices that are not kept as blocks;
+    `spoken_size`: rows of the head."""
 
-    def __init__(self, library: NativeLibrary, model: int, plain: Format) -> None:
-        self._library, self._model, self._plain = library, model, plain
+    def __init__(self, library: NativeLibrary, model: int, plain: Format, spoken_size: int) -> None:
+        self._library, self._model, self._plain, self._spoken = library, model, plain, spoken_size
 
     def numbers(self, arch: Arch, reader: StateReader) -> None:
         """All matrices from their numbers. Raises `ModelLoadError` naming a tensor that does not fit."""
-        for plan in matrix_plans(arch):
+        for plan in matrix_plans(arch, self._spoken):
             self._matrix(plan, reader)
 
     def blocks(self, arch: Arch, reader: StateReader, file: GGUFFile) -> None:
         """Matrices stored as blocks from those, others from their numbers. Raises as `numbers`, and `ConfigError`."""
         kinds = file.matrix_kinds()
-        for plan in matrix_plans(arch):
+        for plan in matrix_plans(arch, self._spoken):
             kind = kinds.get(plan.name)
             if kind in BLOCKS:
                 raw = file.blocks(plan.name)
