@@ -25,8 +25,9 @@ class TorchDecoder:
     """A Llama-family decoder with one cache per sequence; fulfils `LayeredTarget`.
 
     `taps`: layer ids i; the feature is the hidden state entering layer i, or for i == num_layers the state after the
-    last layer, before the final norm. Logits are float32 (float64 for a float64 model). All of them are inference
-    tensors: clone what autograd shall see.
+    last layer, before the final norm. Logits [rows, spoken_size] are float32 (float64 for a float64 model); of a draft
+    model with a vocabulary of its own, column i is the i-th token of that. All of them are inference tensors: clone
+    what autograd shall see.
 
     How far rows are alike: linears are packed for one blocked kernel, rows come in groups of four, attention lengths
     are rounded to the BLAS's own cuts (`padded_length`), and tree nodes lie in the vector lanes of plain decoding. On
@@ -47,15 +48,21 @@ class TorchDecoder:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         taps: Sequence[int] = (),
+        spoken_size: int | None = None,
     ) -> None:
-        """Fuses and packs `state` (Hugging Face names). Raises `ModelLoadError` naming a tensor that does not fit."""
+        """Fuses and packs `state` (Hugging Face names). Raises `ModelLoadError` naming a tensor that does not fit.
+
+        `spoken_size`: rows of `lm_head.weight`, where a draft model speaks fewer tokens than it reads; None: all.
+        """
+        assert spoken_size is None or not arch.tied_head, "a tied head has the rows of the embedding"
         self.arch = arch
         self.dtype, self.device = dtype, torch.device(device)
         self.vocab_size, self.max_length = arch.vocab_size, arch.max_positions
+        self.spoken_size = spoken_size or arch.vocab_size
         self.num_layers, self.hidden_size = arch.layers, arch.hidden
         self.taps = joined_taps((), taps, arch.layers)
         with torch.inference_mode():
-            self._weights = decoder_weights(arch, state, dtype, self.device)
+            self._weights = decoder_weights(arch, state, dtype, self.device, self.spoken_size)
         self._rope = RopeTable(arch, dtype, self.device)
         self._shape = CacheShape(
             arch.layers, arch.kv_heads, arch.head_dim, arch.max_positions, dtype, self.device
@@ -231,6 +238,6 @@ class TorchDecoder:
 
     def _logits(
         self, hidden: torch.Tensor, rows: int
-    ) -> torch.Tensor:  # [rows + padding, hidden] -> [rows, vocab]
+    ) -> torch.Tensor:  # [rows + padding, hidden] -> [rows, spoken_size]
         norm = self._weights.norm
         return self._weights.head(self._normed(hidden.to(norm.dtype), norm))[:rows]

@@ -50,16 +50,19 @@ class DecoderWeights:
 
 
 def decoder_weights(
-    arch: Arch, state: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device
+    arch: Arch, state: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device, spoken_size: int
 ) -> DecoderWeights:
-    """Fuses and packs `state`. Raises `ModelLoadError` naming a tensor that is missing, misshapen or left over."""
+    """Fuses and packs `state`; `spoken_size`: rows of the head, the vocabulary's where that is tied.
+
+    Raises `ModelLoadError` naming a tensor that is missing, misshapen or left over.
+    """
     reader = StateReader(state, dtype, device)
     embedding = reader.take("model.embed_tokens.weight", arch.vocab_size, arch.hidden)
     layers = tuple(_layer(arch, reader, f"model.layers.{index}.") for index in range(arch.layers))
     wide = torch.promote_types(dtype, torch.float32)
     norm = reader.take("model.norm.weight", arch.hidden).to(wide)
     head_name = "model.embed_tokens.weight" if arch.tied_head else "lm_head.weight"
-    head = Linear(reader.take(head_name, arch.vocab_size, arch.hidden).to(wide))
+    head = Linear(reader.take(head_name, spoken_size, arch.hidden).to(wide))
     reader.forget("lm_head.weight")
     reader.finish()
     return DecoderWeights(embedding, layers, norm, head)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from outrider.models.arch import Arch, RopeKind
+from outrider.models.arch import Arch
+from outrider.models.arch_config import arch_config
 from outrider.models.head_formats.form import HeadForm, cannot_hold, dtype_name
 from outrider.models.head_formats.layer import LAYER
 from outrider.models.head_formats.vocabulary import d2t_of, t2d_of
@@ -118,36 +119,5 @@ def _eagle3_config(config: EagleConfig) -> dict[str, Any]:
 
 
 def _layer_config(arch: Arch) -> dict[str, Any]:
-    return {
-        "model_type": "qwen3" if arch.qk_norm else "llama",
-        "num_hidden_layers": 1,
-        "hidden_size": arch.hidden,
-        "intermediate_size": arch.intermediate,
-        "num_attention_heads": arch.heads,
-        "num_key_value_heads": arch.kv_heads,
-        "head_dim": arch.head_dim,
-        "vocab_size": arch.vocab_size,
-        "max_position_embeddings": arch.max_positions,
-        "rms_norm_eps": arch.rms_eps,
-        "rope_theta": arch.rope_theta,
-        "rope_scaling": _rope_scaling(arch),
-        "hidden_act": "silu",
-        "attention_bias": arch.qkv_bias and arch.output_bias,
-        "mlp_bias": arch.mlp_bias,
-        "tie_word_embeddings": False,
-    }
-
-
-def _rope_scaling(arch: Arch) -> dict[str, Any] | None:
-    scaling = arch.rope_scaling
-    if scaling.kind is RopeKind.DEFAULT:
-        return None
-    # Older loaders read "type", newer ones "rope_type".
-    settings = {"rope_type": scaling.kind.value, "type": scaling.kind.value, "factor": scaling.factor}
-    if scaling.kind is RopeKind.LLAMA3:
-        settings |= {
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_positions,
-        }
-    return settings
+    family = "qwen3" if arch.qk_norm else "llama"
+    return {**arch_config(arch), "model_type": family, "num_hidden_layers": 1, "tie_word_embeddings": False}
