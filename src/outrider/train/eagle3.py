@@ -1,0 +1,138 @@
+"""`Eagle3Recipe`: trains an EAGLE-3 head by training-time test, on the module that drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from outrider.core.records import TokenWeights
+from outrider.errors import ConfigError, nearest
+from outrider.models.arch import Arch
+from outrider.models.eagle_head import EagleHead
+from outrider.models.eagle_shapes import fresh_head
+from outrider.models.head_formats.write import write_head
+from outrider.models.heads import EagleConfig, Head
+from outrider.train.eagle3_attention import ChainAttention
+from outrider.train.guesses import Measure, Step, judged
+from outrider.train.losses import loss_named
+from outrider.train.recipe import Judged
+from outrider.train.texts import Batch
+from outrider.train.vocabulary import DraftLaw
+
+FORMS = ("eagle3", "speculators")
+
+
+@dataclass(frozen=True)
+class Unrolling:
+    """How far a head is trained on its own states, and by what."""
+
+    ttt_steps: int = 5
+    loss: str = "kl_div"
+    decay: float = 0.8  # what a step's loss weighs against that of the step before
+
+
+def eagle3_config(target: Arch, taps: tuple[int, ...], draft_vocab: int) -> EagleConfig:
+    """A head of one layer like the target's, in the shape that trains best here (EAGLE-3.1's norms)."""
+    layer = replace(target, layers=1, qkv_bias=False, output_bias=False, mlp_bias=False, tied_head=False)
+    return EagleConfig(True, layer, target.hidden, draft_vocab, taps=taps, fc_norm=True, norm_output=True,
+                       norm_before_residual=True)  # fmt: skip
+
+
+def initial_head(
+    config: EagleConfig, weights: TokenWeights, token_map: torch.Tensor | None, *, seed: int
+) -> Head:
+    """A head before its first step: random but for its way to speak, which is the target's own."""
+    head = fresh_head(config, seed=seed, token_map=token_map)
+    tensors: Mapping[str, torch.Tensor] = {
+        "lm_head.weight": weights.head if token_map is None else weights.head[token_map],
+        "norm.weight": weights.norm,
+    }
+    return replace(head, tensors={**head.tensors, **tensors}, name="untrained EAGLE-3 head")
+
+
+class Eagle3Recipe:
+    """`Recipe` of EAGLE-3 heads (2503.01840). Columns of features: those of the head, then the target's last.
+
+    Step j at entry t reads the text's token t + 1 + j and what step j - 1 came to, and guesses the token t + 2 + j.
+    It is taken where that token is an answer's and so were those of the steps before: where drafts are asked for.
+    """
+
+    method = "eagle3"
+
+    def __init__(self, config: EagleConfig, weights: TokenWeights, unrolling: Unrolling = Unrolling(), *,
+                 num_layers: int, token_map: torch.Tensor | None = None, seed: int = 0, target: str | None = None,
+                 dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:  # fmt: skip
+        """`num_layers`: the target's; `target`: its name, for the files. Raises `ConfigError` on an unknown loss or no
+        steps, and `ModelLoadError` where `config` does not fit the target."""
+        if unrolling.ttt_steps < 1:
+            raise ConfigError(f"ttt_steps must be at least 1, not {unrolling.ttt_steps}")
+        head = initial_head(config, weights, token_map, seed=seed)
+        self.head = EagleHead(head, weights, num_layers=num_layers, dtype=dtype, device=device)
+        self.taps = tuple(dict.fromkeys((*self.head.taps, num_layers)))
+        self.steps = unrolling.ttt_steps
+        self._last = self.taps.index(num_layers)
+        law = DraftLaw(weights, token_map, dtype=dtype, device=device)
+        self._measure = Measure(law, loss_named(unrolling.loss), unrolling.decay)
+        self._config, self._token_map, self._target = config, token_map, target
+
+    @property
+    def module(self) -> nn.Module:
+        """See `Recipe.module`."""
+        return self.head
+
+    def judge(self, batch: Batch) -> Judged:
+        """See `Recipe.judge`. Some text of the batch has an answered token behind two others."""
+        return judged(self._measure, batch, batch.features[:, :, self._last], self.unroll(batch))
+
+    def unroll(self, batch: Batch) -> list[Step]:
+        """Training-time test: all steps over the texts of a batch; what step j says is guess j."""
+        texts, entries = _entries(batch.answered)
+        attention = ChainAttention(texts.bincount().tolist())
+        states = self.head.fuse(batch.features[texts, entries])
+        steps: list[Step] = []
+        for j in range(self.steps):
+            attend = attention.guessed if steps else attention.certain
+            thoughts = self.head(batch.tokens[texts, entries + 1 + j], states, entries + j, attend)
+            about_answers = _followed(batch.answered, texts, entries + 2 + j).nonzero().flatten()
+            texts, entries = texts[about_answers], entries[about_answers]
+            attention.keep(about_answers)
+            states = thoughts.states[about_answers]
+            steps.append(Step(texts, entries + 1, thoughts.spoken[about_answers], self._matrix))
+        return steps
+
+    def trained(self, dtype: torch.dtype = torch.bfloat16) -> Head:
+        """The head as it is now."""
+        tensors = {name: tensor.to("cpu", dtype) for name, tensor in self.head.tensors().items()}
+        return Head(self._config, tensors, self._token_map, name="trained EAGLE-3 head")
+
+    def write(self, folder: Path, form: str) -> None:
+        """See `Recipe.write`; one of `FORMS`, in bfloat16."""
+        if form not in FORMS:
+            raise ConfigError(f"form must be one of {', '.join(FORMS)}, not {form!r}{nearest(form, FORMS)}")
+        write_head(self.trained(), folder, form, target=self._target)
+
+    @property
+    def _matrix(self) -> torch.Tensor:  # [draft vocab, hidden]
+        assert isinstance(self.head.lm_head, nn.Linear), "its products are not swapped"
+        return self.head.lm_head.weight
+
+
+def _entries(
+    answered: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:  # bool [texts, length] -> [rows] twice
+    """Text and entry of all that guesses may be made from, or that those may see: up to that of the last token."""
+    later = answered.flip(1).cummax(1).values.flip(1)  # an answered token is here, or follows
+    texts, entries = later[:, 2:].nonzero(as_tuple=True)
+    return texts, entries
+
+
+def _followed(
+    answered: torch.Tensor, texts: torch.Tensor, places: torch.Tensor
+) -> torch.Tensor:  # bool [rows]
+    """Which of these places lie in their text and are answered."""
+    length = answered.shape[1]
+    return (places < length) & answered[texts, places.clamp(max=length - 1)]
