@@ -20,19 +20,22 @@ void check_shape(const OutriderShape &s) {
   require(s.head_dim % 2 == 0, "the head size must be even");
   require(s.heads / s.kv_heads <= 64, "at most 64 heads may share keys and values");
   require(s.threads > 0 && s.threads <= 1024, "threads must be 1 to 1024, not " + text(s.threads));
+  require(s.stream >= 0 && s.stream <= OUTRIDER_STREAM_NORMED_STATE, "unknown stream " + text(s.stream));
   require(s.activations >= 0 && s.activations <= OUTRIDER_ACT_INT8, "unknown activations " + text(s.activations));
   require(s.cache >= 0 && s.cache <= OUTRIDER_CACHE_BFLOAT16, "unknown cache type " + text(s.cache));
 }
 
 struct Size { int outputs, inputs; };
 
-Size expected(const OutriderShape &s, int matrix) {
+Size expected(const OutriderModel &model, int matrix, int layer) {
+  const OutriderShape &s = model.shape;
+  const int seen = model.joins(layer) ? 2 * s.hidden : s.hidden;
   const int queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim;
   switch (matrix) {
     case OUTRIDER_EMBEDDING: return {s.vocab, s.hidden};
     case OUTRIDER_HEAD: return {s.spoken, s.hidden};
-    case OUTRIDER_QUERY: return {queries, s.hidden};
-    case OUTRIDER_KEY: case OUTRIDER_VALUE: return {keys, s.hidden};
+    case OUTRIDER_QUERY: return {queries, seen};
+    case OUTRIDER_KEY: case OUTRIDER_VALUE: return {keys, seen};
     case OUTRIDER_OUTPUT: return {s.hidden, queries};
     case OUTRIDER_GATE: case OUTRIDER_UP: return {s.intermediate, s.hidden};
     case OUTRIDER_DOWN: return {s.hidden, s.intermediate};
@@ -50,6 +53,7 @@ Matrix &matrix_at(OutriderModel &model, int matrix, int layer) {
 
 std::vector<float> &vector_at(OutriderModel &model, int vector, int layer) {
   if (vector == OUTRIDER_FINAL_NORM) return model.final_norm;
+  if (vector == OUTRIDER_TOKEN_NORM) return model.token_norm;
   require(layer >= 0 && layer < model.shape.layers, "no layer " + text(layer));
   Layer &found = model.layers[layer];
   switch (vector) {
@@ -63,22 +67,30 @@ std::vector<float> &vector_at(OutriderModel &model, int vector, int layer) {
   return found.biases[matrix];
 }
 
-int vector_size(const OutriderShape &s, int vector) {
-  if (vector == OUTRIDER_QUERY_NORM || vector == OUTRIDER_KEY_NORM) return s.head_dim;
-  return vector < OUTRIDER_BIAS ? s.hidden : expected(s, vector - OUTRIDER_BIAS).outputs;
+int vector_size(const OutriderModel &model, int vector, int layer) {
+  if (vector == OUTRIDER_QUERY_NORM || vector == OUTRIDER_KEY_NORM) return model.shape.head_dim;
+  return vector < OUTRIDER_BIAS ? model.shape.hidden : expected(model, vector - OUTRIDER_BIAS, layer).outputs;
 }
 
 void check_segment(const OutriderModel &model, const OutriderBatch &batch, const OutriderSegment &segment) {
   require(segment.rows > 0 && segment.length >= 0, "a segment has at least one row after its cached positions");
+  require(segment.known == 0 || (segment.known > 0 && segment.parents), "nodes of earlier passes belong to a tree");
   require(segment.pages && segment.tokens, "a segment has pages and tokens");
+  require(segment.states || model.shape.stream == OUTRIDER_STREAM_TOKEN, "rows have states where the stream starts from them");
   for (int i = 0; i < segment.rows; ++i) {
     const int token = segment.tokens[i];
     if (token < 0 || token >= model.shape.vocab) throw std::invalid_argument("token " + text(token) + " is outside the vocabulary");
-    if (segment.parents && i == 0) require(segment.parents[0] == -1, "row 0 follows the cached positions");
-    if (segment.parents && i > 0) require(segment.parents[i] >= 0 && segment.parents[i] < i, "a parent is an earlier row");
   }
-  require((int64_t)segment.length + segment.rows <= INT32_MAX - 2 * OUTRIDER_PAGE, "too many positions");
+  require((int64_t)segment.length + segment.known + segment.rows <= INT32_MAX - 2 * OUTRIDER_PAGE, "too many positions");
   require(segment.parents || segment.length + segment.rows <= batch.positions, "rotary tables end before the last position");
+  if (!segment.parents) return;
+  std::vector<int> depths;
+  for (int node = 0; node < segment.known + segment.rows; ++node) {
+    const int parent = segment.parents[node];
+    require(parent >= -1 && parent < node, "a parent is an earlier node, or the last cached position");
+    depths.push_back(parent < 0 ? 0 : depths[parent] + 1);
+    require(segment.length + depths[node] < batch.positions, "rotary tables end before the last position");
+  }
 }
 
 // Before the lock: the thread that held it may be in the parent.
@@ -93,12 +105,6 @@ void check_batch(const OutriderModel &model, const OutriderBatch &batch) {
   for (int s = 0; s < batch.segment_count; ++s) {
     check_segment(model, batch, batch.segments[s]);
     rows += batch.segments[s].rows;
-    if (!batch.segments[s].parents) continue;
-    std::vector<int> depths;
-    for (int i = 0; i < batch.segments[s].rows; ++i) {
-      depths.push_back(i == 0 ? 0 : depths[batch.segments[s].parents[i]] + 1);
-      require(batch.segments[s].length + depths[i] < batch.positions, "rotary tables end before the last position");
-    }
   }
   require(rows <= 1 << 20, "too many rows in one pass");
   require(batch.layer_count >= 0 && (batch.layer_count == 0 || batch.layers), "layers need a list");
@@ -109,7 +115,7 @@ void check_batch(const OutriderModel &model, const OutriderBatch &batch) {
     require(batch.wanted[i] >= 0 && batch.wanted[i] < rows, "no row " + text(batch.wanted[i]));
   require(batch.tap_count >= 0 && (batch.tap_count == 0 || (batch.taps && batch.features)), "features need a buffer");
   for (int i = 0; i < batch.tap_count; ++i)
-    require(batch.taps[i] >= 0 && batch.taps[i] <= model.shape.layers, "no hidden state " + text(batch.taps[i]));
+    require(batch.taps[i] >= 0 && batch.taps[i] <= model.shape.layers + 1, "no hidden state " + text(batch.taps[i]));
 }
 
 void move_slot(const OutriderModel &model, void *const *pages, int from, int to) {
@@ -164,7 +170,7 @@ void outrider_destroy(OutriderModel *model) { delete model; }
 int outrider_set_rows(OutriderModel *model, const OutriderRows *rows, const void *data) {
   return guarded([&] {
     Matrix &goal = matrix_at(*model, rows->matrix, rows->layer);
-    const Size size = expected(model->shape, rows->matrix);
+    const Size size = expected(*model, rows->matrix, rows->layer);
     require(size.outputs == rows->outputs && size.inputs == rows->inputs,
             "matrix " + text(rows->matrix) + " is " + text(size.outputs) + " x " + text(size.inputs) + ", not " +
                 text(rows->outputs) + " x " + text(rows->inputs));
@@ -193,7 +199,7 @@ int outrider_set_vector(OutriderModel *model, int32_t vector, int32_t layer, con
   return guarded([&] {
     std::vector<float> &goal = vector_at(*model, vector, layer);
     require(data != nullptr, "a vector has data");
-    require(count == vector_size(model->shape, vector), "vector " + text(vector) + " has " + text(count) + " numbers");
+    require(count == vector_size(*model, vector, layer), "vector " + text(vector) + " has " + text(count) + " numbers");
     goal.assign(data, data + count);
   });
 }
@@ -204,6 +210,7 @@ int outrider_finish(OutriderModel *model) {
     const OutriderShape &shape = model->shape;
     require(model->head.data ? model->head.whole() : shape.spoken == shape.vocab, "the head is not set to its last row");
     require(!model->final_norm.empty(), "the final norm is not set");
+    require(shape.stream == OUTRIDER_STREAM_TOKEN || !model->token_norm.empty(), "the norm of the embedding is not set");
     for (const Layer &layer : model->layers) {
       for (int which = OUTRIDER_QUERY; which <= OUTRIDER_DOWN; ++which)
         require(layer.matrices[which].whole(), "matrix " + text(which) + " of a layer is not set");

@@ -24,11 +24,12 @@ struct Pass {
   Workspace &work;
   const Kernels &kernels;
   const OutriderShape &shape;
-  const int rows, hidden_stride, qkv_stride, attended_stride, key_at, value_at;
+  const int rows, hidden_stride, seen_stride, qkv_stride, attended_stride, key_at, value_at;
 
   Pass(OutriderModel &m, const OutriderBatch &b, int count)
       : model(m), batch(b), work(m.work), kernels(*m.kernels), shape(m.shape), rows(count),
-        hidden_stride(whole(m.shape.hidden)), qkv_stride((m.shape.heads + 2 * m.shape.kv_heads) * m.shape.head_dim),
+        hidden_stride(whole(m.shape.hidden)),
+        seen_stride(m.joins(0) ? whole(2 * m.shape.hidden) : hidden_stride), qkv_stride((m.shape.heads + 2 * m.shape.kv_heads) * m.shape.head_dim),
         attended_stride(whole(m.shape.heads * m.shape.head_dim)), key_at(m.shape.heads * m.shape.head_dim),
         value_at(key_at + m.shape.kv_heads * m.shape.head_dim) {}
 
@@ -40,6 +41,7 @@ struct Pass {
 
   void run(int thread);
   void embed(int row) const;
+  void join(const Layer &layer, int row, int thread) const;
   void tap(int index, int row) const;
   void norm(const std::vector<float> &weight, const float *x, Inputs &out, int row, int thread) const;
   void project(const Layer &layer, int unit, int thread) const;
@@ -88,7 +90,8 @@ void Pass::run(int thread) {
     const Layer &layer = model.layers[index];
     member.phase(rows, [&](int row) {
       tap(index, row);
-      norm(layer.attention_norm, hidden(row), work.normed, row, thread);
+      if (model.joins(index)) join(layer, row, thread);
+      else norm(layer.attention_norm, hidden(row), work.normed, row, thread);
     });
     const bool last = i + 1 == batch.layer_count;
     const Matrix &gate = layer.at(OUTRIDER_GATE), &below = last ? head() : model.layers[batch.layers[i + 1]].at(OUTRIDER_QUERY);
@@ -104,7 +107,7 @@ void Pass::run(int thread) {
     member.phase(layer.at(OUTRIDER_GATE).pairs, [&](int pair) { feed(layer, pair, thread); });
     member.phase(layer.at(OUTRIDER_DOWN).pairs, [&](int pair) { add(layer, OUTRIDER_DOWN, work.inner, pair, below, thread); });
   }
-  if (batch.tap_count) member.phase(rows, [&](int row) { tap(shape.layers, row); });
+  if (batch.tap_count) member.phase(rows, [&](int row) { tap(shape.layers, row), tap(shape.layers + 1, row); });
   if (batch.wanted_count == 0) return;
   member.phase(batch.wanted_count, [&](int i) { norm(model.final_norm, hidden(batch.wanted[i]), work.last, i, thread); });
   member.phase(head().pairs, [&](int pair) { speak(pair, thread); });
@@ -113,13 +116,30 @@ void Pass::run(int thread) {
 void Pass::embed(int row) const {
   const Row &at = work.rows[row];
   const OutriderSegment &segment = batch.segments[at.segment];
-  unpack_row(model.embedding, segment.tokens[row - work.segment_start[at.segment]], hidden(row));
+  const int i = row - work.segment_start[at.segment];
+  if (shape.stream == OUTRIDER_STREAM_TOKEN) unpack_row(model.embedding, segment.tokens[i], hidden(row));
+  else std::copy_n(segment.states + (size_t)i * shape.hidden, shape.hidden, hidden(row));
+}
+
+// What layer 0 reads where a state is given: the normed embedding, and behind it the normed state.
+void Pass::join(const Layer &layer, int row, int thread) const {
+  const int segment = work.rows[row].segment, size = shape.hidden;
+  float *token = work.threads[thread].row.data(), *state = token + size;
+  unpack_row(model.embedding, batch.segments[segment].tokens[row - work.segment_start[segment]], token);
+  kernels.rms_norm(token, model.token_norm.data(), shape.rms_eps, size, token);
+  kernels.rms_norm(hidden(row), layer.attention_norm.data(), shape.rms_eps, size, state);
+  if (shape.stream == OUTRIDER_STREAM_NORMED_STATE) std::copy_n(state, size, hidden(row));
+  std::fill(state + size, token + seen_stride, 0.0f);
+  work.normed.prepare(kernels, row, token, 0, seen_stride / kGroup);
 }
 
 void Pass::tap(int index, int row) const {
   for (int t = 0; t < batch.tap_count; ++t)
-    if (batch.taps[t] == index)
-      std::memcpy(batch.features + ((size_t)row * batch.tap_count + t) * shape.hidden, hidden(row), shape.hidden * sizeof(float));
+    if (batch.taps[t] == index) {
+      float *feature = batch.features + ((size_t)row * batch.tap_count + t) * shape.hidden;
+      if (index <= shape.layers) std::copy_n(hidden(row), shape.hidden, feature);
+      else kernels.rms_norm(hidden(row), model.final_norm.data(), shape.rms_eps, shape.hidden, feature);
+    }
 }
 
 void Pass::norm(const std::vector<float> &weight, const float *x, Inputs &out, int row, int thread) const {
@@ -229,13 +249,14 @@ void Pass::attend(int index, int which, int thread) const {
   const AttentionUnit &unit = work.units[which];
   Queries queries;
   const Attention all = attention(index, unit, queries);
+  const int end = work.rows[work.segment_start[unit.segment] + unit.first + unit.rows - 1].slot + 1;
   for (int first = 0; first < all.queries; first += kernels.max_queries) {
     Attention some = all;
     some.queries = std::min(kernels.max_queries, all.queries - first);
     some.query += first, some.out += first, some.tail += first, some.tail_count += first;
     some.scratch = work.threads[thread].scores.data();
     some.sums = work.threads[thread].sums.data();
-    model.cache().scores(some, 0, batch.segments[unit.segment].length + unit.first + unit.rows);
+    model.cache().scores(some, 0, end);
     for (int q = 0; q < some.queries; ++q) model.cache().soften(some, q);
     model.cache().mix(some, 0, model.padded_dim() / kLanes);
   }
@@ -288,14 +309,14 @@ void grow(OutriderModel &model, const OutriderBatch &batch, const Pass &pass) {
   fit(work.hidden, (size_t)pass.rows * pass.hidden_stride);
   fit(work.qkv, (size_t)pass.rows * pass.qkv_stride);
   fit(work.attended, (size_t)pass.rows * pass.attended_stride);
-  work.normed.layout(kernels, model.rounding, pass.rows, pass.hidden_stride / kGroup);
+  work.normed.layout(kernels, model.rounding, pass.rows, pass.seen_stride / kGroup);
   work.mixed.layout(kernels, model.rounding, pass.rows, pass.attended_stride / kGroup);
   work.inner.layout(kernels, model.rounding, pass.rows, inner_groups);
   if (batch.wanted_count) work.last.layout(kernels, model.rounding, batch.wanted_count, pass.hidden_stride / kGroup);
   fit(work.scores, work.sums.size() * work.score_stride);
   work.threads.resize(shape.threads);
   for (Workspace::Thread &own : work.threads) {
-    fit(own.row, (size_t)pass.hidden_stride + 16);
+    fit(own.row, (size_t)pass.seen_stride + kGroup);
     fit(own.tile, (size_t)2 * std::max(pass.rows, batch.wanted_count) * kPair);
     fit(own.scores, (size_t)kernels.max_queries * work.score_stride);
     fit(own.sums, (size_t)kernels.max_queries);

@@ -15,7 +15,7 @@ void lay_out_attention(OutriderModel &model, const OutriderSegment &segment, int
   Workspace &work = model.work;
   const int share = model.shape.heads / model.shape.kv_heads, together = std::max(1, model.kernels->max_queries / share);
   const int each = few ? together : std::min(4 * together, std::max(1, kMostQueries / share));
-  const int lines = model.padded_dim() / kLanes, slots = segment.length + segment.rows;
+  const int lines = model.padded_dim() / kLanes, before = segment.length + segment.known, slots = before + segment.rows;
   for (int head = 0; head < model.shape.kv_heads; ++head) {
     const int begin_unit = (int)work.units.size();
     for (int first = 0; first < segment.rows; first += each) {
@@ -25,7 +25,7 @@ void lay_out_attention(OutriderModel &model, const OutriderSegment &segment, int
     }
     if (!few) continue;
     const int end_unit = (int)work.units.size();
-    auto last_slot = [&](int unit) { return segment.length + work.units[unit].first + work.units[unit].rows; };
+    auto last_slot = [&](int unit) { return before + work.units[unit].first + work.units[unit].rows; };
     for (int begin = 0; begin < slots; begin += kPartSlots)
       for (int unit = begin_unit; unit < end_unit; ++unit)
         if (begin < last_slot(unit)) work.score_parts.push_back({unit, begin, std::min(last_slot(unit), begin + kPartSlots)});
@@ -34,6 +34,14 @@ void lay_out_attention(OutriderModel &model, const OutriderSegment &segment, int
     for (int line = 0; line < lines; line += 2)
       for (int unit = begin_unit; unit < end_unit; ++unit) work.mix_parts.push_back({unit, line, std::min(lines, line + 2)});
   }
+}
+
+// The slots that node `node` of a tree sees beyond the common ones, which end at an even slot.
+void find_path(const OutriderSegment &segment, int node, std::vector<int32_t> &path) {
+  path.clear();
+  for (; node >= 0; node = segment.parents[node]) path.push_back(segment.length + node);
+  if (segment.length % 2) path.push_back(segment.length - 1);
+  std::reverse(path.begin(), path.end());
 }
 
 void lay_out_rows(const OutriderBatch &batch, Workspace &work) {
@@ -47,16 +55,11 @@ void lay_out_rows(const OutriderBatch &batch, Workspace &work) {
     work.slots[s].resize(segment.rows);
     if (work.paths.size() < (size_t)(start + segment.rows)) work.paths.resize(start + segment.rows);
     for (int i = 0; i < segment.rows; ++i) {
-      const int slot = segment.length + i, parent = segment.parents ? segment.parents[i] : i - 1;
-      const int position = parent < 0 ? segment.length : work.rows[start + parent].position + 1;
-      work.rows.push_back({s, slot, position});
+      const int slot = segment.length + segment.known + i;
       work.slots[s][i] = slot;
-      if (!segment.parents) continue;
-      std::vector<int32_t> &path = work.paths[start + i];
-      if (parent >= 0) path = work.paths[start + parent];
-      else if (segment.length % 2) path = {slot - 1};  // the even slot whose pair the tree completes
-      else path.clear();
-      path.push_back(slot);
+      if (segment.parents) find_path(segment, segment.known + i, work.paths[start + i]);
+      const int position = segment.parents ? segment.length / 2 * 2 + (int)work.paths[start + i].size() - 1 : slot;
+      work.rows.push_back({s, slot, position});
     }
   }
 }

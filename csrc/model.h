@@ -96,7 +96,7 @@ struct OutriderModel {
   outrider::Arena arena;
   std::vector<outrider::Layer> layers;
   outrider::Matrix embedding, head;  // head.data is null: the embedding serves
-  std::vector<float> final_norm;
+  std::vector<float> final_norm, token_norm;
   std::unique_ptr<outrider::Team> team;
   outrider::Workspace work;
   std::mutex busy;  // one pass at a time
@@ -105,6 +105,7 @@ struct OutriderModel {
   const outrider::CacheKernels &cache() const {
     return shape.cache == OUTRIDER_CACHE_BFLOAT16 ? kernels->bfloat16 : kernels->float32;
   }
+  bool joins(int layer) const { return layer == 0 && shape.stream != OUTRIDER_STREAM_TOKEN; }
   int number_bytes() const { return shape.cache == OUTRIDER_CACHE_BFLOAT16 ? 2 : 4; }
   // Keys of one layer and head within a page; its values take a half of their own behind them.
   ptrdiff_t half_bytes() const { return (ptrdiff_t)OUTRIDER_PAGE * padded_dim() * number_bytes(); }

@@ -14,7 +14,7 @@ extern "C" {
 #define OUTRIDER_API __attribute__((visibility("default")))
 
 // Raised whenever a struct or the meaning of a function changes.
-enum { OUTRIDER_ABI = 2 };
+enum { OUTRIDER_ABI = 3 };
 
 // Positions per cache page.
 enum { OUTRIDER_PAGE = 64 };
@@ -24,6 +24,14 @@ typedef enum { OUTRIDER_ACT_FLOAT32 = 0, OUTRIDER_ACT_BFLOAT16 = 1, OUTRIDER_ACT
 
 // How keys and values are stored.
 typedef enum { OUTRIDER_CACHE_FLOAT32 = 0, OUTRIDER_CACHE_BFLOAT16 = 1 } OutriderCache;
+
+// What the residual stream of a row starts from. With a state that the caller gives, layer 0 reads more than the stream:
+// the normed embedding of the token, and behind it the normed state; its queries, keys and values take 2 x hidden inputs.
+typedef enum {
+  OUTRIDER_STREAM_TOKEN = 0,        // the embedding of the token: a decoder
+  OUTRIDER_STREAM_STATE = 1,        // the given state: an EAGLE-3 head
+  OUTRIDER_STREAM_NORMED_STATE = 2  // the given state after its norm
+} OutriderStream;
 
 // What a matrix arrives as: rows of numbers, or rows of GGUF blocks.
 typedef enum {
@@ -58,17 +66,19 @@ typedef enum {
 
 typedef enum {
   OUTRIDER_FINAL_NORM = 0,  // layer -1
-  OUTRIDER_ATTENTION_NORM = 1,
+  OUTRIDER_ATTENTION_NORM = 1,  // of a given state in layer 0
   OUTRIDER_MLP_NORM = 2,
   OUTRIDER_QUERY_NORM = 3,
   OUTRIDER_KEY_NORM = 4,
-  OUTRIDER_BIAS = 5  // + OutriderMatrix: the bias of that matrix
+  OUTRIDER_TOKEN_NORM = 5,  // layer -1; of the embedding beside a given state
+  OUTRIDER_BIAS = 6  // + OutriderMatrix: the bias of that matrix
 } OutriderVector;
 
 typedef struct {
   int32_t layers, hidden, intermediate, heads, kv_heads, head_dim;
   int32_t vocab;        // tokens it reads: rows of the embedding
   int32_t spoken;       // rows of the head; `vocab` where the embedding serves as the head
+  int32_t stream;       // OutriderStream
   int32_t activations;  // OutriderActivations
   int32_t cache;        // OutriderCache
   int32_t threads;
@@ -85,13 +95,16 @@ typedef struct {
   int32_t first, count;  // blocks are passed whole: 0 and outputs
 } OutriderRows;
 
-// New rows of one sequence. Row 0 follows the cached positions; slot `length + i` takes the keys and values of row i.
+// New rows of one sequence behind its cached positions: a chain, or nodes of a tree. A tree may come in several passes:
+// slot `length + n` takes the keys and values of node n, and the new rows are its nodes from `known` on.
 typedef struct {
-  void *const *pages;      // pages of the sequence: enough for length + rows positions
+  void *const *pages;      // pages of the sequence: enough for length + known + rows positions
   int32_t length;          // positions cached before
+  int32_t known;           // nodes of earlier passes, whose keys and values lie in their slots; 0 for a chain
   int32_t rows;            // at least 1
   const int32_t *tokens;   // [rows]
-  const int32_t *parents;  // [rows]: an earlier row, or -1 for row 0; NULL for a chain
+  const float *states;     // [rows, hidden], for a stream that starts from them
+  const int32_t *parents;  // [known + rows]: an earlier node, or -1: the last cached position; NULL for a chain
 } OutriderSegment;
 
 typedef struct {
@@ -101,7 +114,8 @@ typedef struct {
   int32_t layer_count;
   const float *cosines, *sines;  // [positions, head_dim / 2]
   int32_t positions;
-  const int32_t *taps;  // [tap_count], ascending: the hidden state entering that layer; `layers` for the last state
+  const int32_t *taps;  // [tap_count], ascending: the hidden state entering that layer; `layers` for the last
+                        // state, one more for that after the final norm
   int32_t tap_count;
   float *features;        // [rows, tap_count, hidden]
   const int32_t *wanted;  // [wanted_count], ascending: rows whose logits are asked for

@@ -12,6 +12,7 @@ struct Part {
   Cache *cache;
   int length;
   Ints tokens, parents;  // no parents: a chain
+  int known = 0;         // nodes of the tree that an earlier pass did
 };
 
 constexpr int kPositions = 192;
@@ -20,7 +21,7 @@ struct Runner {
   const Setup &setup;
   OutriderShape shape;
   Handle model;
-  Floats cosines, sines;
+  Floats cosines, sines, states;  // states: one for each token
   Ints tokens;
 
   explicit Runner(const Setup &s) : setup(s), shape(shape_of(s)), model(build(s)) {
@@ -31,20 +32,24 @@ struct Runner {
       }
     Random random{7};
     for (int p = 0; p < kPositions; ++p) tokens.push_back(random.below(shape.vocab));
+    for (int i = 0; i < shape.vocab * shape.hidden; ++i) states.push_back(random.centred());
   }
 
-  // Logits [rows, spoken], then the hidden states entering layer 1 [rows, hidden].
+  // Logits [rows, spoken], then the hidden states entering layer 1, of heads the last after the final norm [rows, hidden].
   Floats forward(const std::vector<Part> &parts, const Ints &layers = {0, 1}) const {
     std::vector<OutriderSegment> segments;
+    std::vector<Floats> given(parts.size());
     int rows = 0;
-    for (const Part &part : parts) {
-      segments.push_back({part.cache->pages.data(), part.length, (int32_t)part.tokens.size(), part.tokens.data(),
-                          part.parents.empty() ? nullptr : part.parents.data()});
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Part &part = parts[i];
+      for (int token : part.tokens) given[i].insert(given[i].end(), &states[token * shape.hidden], &states[(token + 1) * shape.hidden]);
+      segments.push_back({part.cache->pages.data(), part.length, part.known, (int32_t)part.tokens.size(), part.tokens.data(),
+                          given[i].data(), part.parents.empty() ? nullptr : part.parents.data()});
       rows += (int)part.tokens.size();
     }
     Ints wanted;
     for (int row = 0; row < rows; ++row) wanted.push_back(row);
-    const int32_t tap = 1;
+    const int32_t tap = shape.stream ? 3 : 1;
     Floats features((size_t)rows * shape.hidden, 0.0f), out((size_t)rows * shape.spoken);
     const OutriderBatch batch{segments.data(), (int32_t)segments.size(), layers.data(), (int32_t)layers.size(), cosines.data(),
                               sines.data(), kPositions, &tap, 1, features.data(), wanted.data(), rows, out.data()};
@@ -101,7 +106,7 @@ Part random_tree(Cache &cache, int length, int rows, const Runner &run, Random &
   Part tree{&cache, length, run.slice(length, 1), {-1}};
   for (int i = 1; i < rows; ++i) {
     tree.tokens.push_back(random.below(run.shape.vocab));
-    tree.parents.push_back(i - 1 - random.below(std::min(i, 4)));
+    tree.parents.push_back(i - 1 - random.below(std::min(i + 1, 4)));
   }
   return tree;
 }
@@ -122,7 +127,7 @@ void check_trees(const Runner &run, const Cache &prefix) {
   Random random{11};
   for (int rows : {2, 9, 20, 32})
     for (int length : {0, 40, 63, 90}) {
-      Cache cache(prefix), beside(prefix), other(prefix);
+      Cache cache(prefix), beside(prefix), other(prefix), pieces(prefix);
       const Part tree = random_tree(cache, length, rows, run, random), small = random_tree(other, 70, 5, run, random);
       const Part chain{&beside, 30, run.slice(30, 1 + rows % 4), {}};
       const Floats wide = run.forward({tree}), alone = run.forward({small});
@@ -137,6 +142,12 @@ void check_trees(const Runner &run, const Cache &prefix) {
         const Ints path = path_to(tree, node);
         const int count = (int)path.size();
         run.expect(wide, node, run.forward({chain_of(fresh, tree, path)}), count - 1, count, rows, "a path of a tree");
+      }
+      for (int done = 0, step = 1; done < rows; done += step, step = std::min(rows - done, 5)) {
+        const Part level{&pieces, length, Ints(tree.tokens.begin() + done, tree.tokens.begin() + done + step),
+                         Ints(tree.parents.begin(), tree.parents.begin() + done + step), done};
+        const Floats piece = run.forward({level});
+        for (int i = 0; i < step; ++i) run.expect(piece, i, wide, done + i, rows, step, "a tree in pieces");
       }
       const Ints path = path_to(tree, rows - 1);
       const int count = (int)path.size();
@@ -159,7 +170,7 @@ void check_bad_shapes(const Setup &setup) {
   const std::vector<std::pair<const char *, int32_t OutriderShape::*>> fields = {
       {"layers", &OutriderShape::layers}, {"hidden", &OutriderShape::hidden}, {"intermediate", &OutriderShape::intermediate},
       {"heads", &OutriderShape::heads}, {"kv_heads", &OutriderShape::kv_heads}, {"head_dim", &OutriderShape::head_dim},
-      {"vocab", &OutriderShape::vocab}, {"spoken", &OutriderShape::spoken}, {"activations", &OutriderShape::activations}, {"cache", &OutriderShape::cache},
+      {"vocab", &OutriderShape::vocab}, {"spoken", &OutriderShape::spoken}, {"stream", &OutriderShape::stream}, {"activations", &OutriderShape::activations}, {"cache", &OutriderShape::cache},
       {"threads", &OutriderShape::threads}};
   for (const auto &[name, field] : fields)
     for (int32_t value : {-1, INT32_MIN, INT32_MAX}) {
@@ -175,7 +186,7 @@ void check_bad_shapes(const Setup &setup) {
 void check_bad_weights(const Setup &setup) {
   const OutriderShape s = shape_of(setup);
   const Handle model(outrider_create(&s, setup.isa.c_str()));
-  const Size size = size_of(s, OUTRIDER_GATE);
+  const Size size = size_of(s, OUTRIDER_GATE, 0);
   const Floats data((size_t)size.outputs * size.inputs);
   const OutriderRows good{OUTRIDER_GATE, 0, OUTRIDER_FROM_FLOAT32, setup.format, size.outputs, size.inputs, 0, size.outputs};
   auto refused = [&](const char *what, const std::function<void(OutriderRows &)> &spoil) {
@@ -204,7 +215,7 @@ void check_bad_weights(const Setup &setup) {
   refused("the same rows again", [](OutriderRows &r) { r.count = 16; });
   refused("a gap between rows", [](OutriderRows &r) { r.first = 32, r.count = 16; });
   check_refused("a vector of the wrong size", [&] { return outrider_set_vector(model.get(), OUTRIDER_FINAL_NORM, -1, data.data(), 1) == -1; });
-  for (int vector : {-1, 5, 6, 14, 99})
+  for (int vector : {-1, 6, 7, 15, 99})
     check_refused("an unknown vector", [&] { return outrider_set_vector(model.get(), vector, 0, data.data(), s.hidden) == -1; });
   Floats out(s.hidden);
   check_refused("a row of a matrix that is not set", [&] { return outrider_unpack(model.get(), OUTRIDER_UP, 0, 0, out.data()) == -1; });
@@ -213,10 +224,10 @@ void check_bad_weights(const Setup &setup) {
 void check_bad_batches(const Runner &run) {
   Cache cache(run.model.get(), kPositions);
   const Ints tokens = {1, 2, 3}, parents = {-1, 0, 1}, layers = {0, 1}, wanted = {0, 2};
-  const int32_t tap = 1, bad_tap = 3;
+  const int32_t tap = 1, bad_tap = 4;
   Floats logits(2 * run.shape.spoken), features(3 * run.shape.hidden);
   auto refused = [&](const char *what, const std::function<void(OutriderSegment &, OutriderBatch &)> &spoil) {
-    OutriderSegment segment{cache.pages.data(), 0, 3, tokens.data(), parents.data()};
+    OutriderSegment segment{cache.pages.data(), 0, 0, 3, tokens.data(), run.states.data(), parents.data()};
     OutriderBatch batch{&segment, 1, layers.data(), 2, run.cosines.data(), run.sines.data(), kPositions, &tap, 1,
                         features.data(), wanted.data(), 2, logits.data()};
     spoil(segment, batch);
@@ -227,12 +238,15 @@ void check_bad_batches(const Runner &run) {
   };
   with("a token below the vocabulary", {1, -1, 3}, &OutriderSegment::tokens);
   with("a token beyond the vocabulary", {1, 2, run.shape.vocab}, &OutriderSegment::tokens);
-  with("a first row with a parent", {0, 0, 1}, &OutriderSegment::parents);
+  with("a first node with a parent", {0, 0, 1}, &OutriderSegment::parents);
   with("a parent that is its own row", {-1, 1, 1}, &OutriderSegment::parents);
   with("a later parent", {-1, 2, 1}, &OutriderSegment::parents);
-  with("a second root", {-1, 0, -1}, &OutriderSegment::parents);
+  with("a parent below the last cached position", {-1, 0, -2}, &OutriderSegment::parents);
   refused("no rows", [](OutriderSegment &s, OutriderBatch &) { s.rows = 0; });
   refused("a negative length", [](OutriderSegment &s, OutriderBatch &) { s.length = -1; });
+  refused("nodes of an earlier pass beside a chain", [](OutriderSegment &s, OutriderBatch &) { s.known = 1, s.parents = nullptr; });
+  refused("a negative number of known nodes", [](OutriderSegment &s, OutriderBatch &) { s.known = -1; });
+  if (run.shape.stream) refused("no states", [](OutriderSegment &s, OutriderBatch &) { s.states = nullptr; });
   refused("no pages", [](OutriderSegment &s, OutriderBatch &) { s.pages = nullptr; });
   refused("no tokens", [](OutriderSegment &s, OutriderBatch &) { s.tokens = nullptr; });
   refused("a length at the end of numbers", [](OutriderSegment &s, OutriderBatch &) { s.length = INT32_MAX - 2; });
@@ -340,8 +354,9 @@ int main() {
         if ((format == OUTRIDER_FLOAT32) != (activations == OUTRIDER_ACT_FLOAT32)) continue;
         if (format == OUTRIDER_BFLOAT16 && activations == OUTRIDER_ACT_INT8) continue;
         for (int cache : {OUTRIDER_CACHE_FLOAT32, OUTRIDER_CACHE_BFLOAT16}) {
+          const int stream = cache == OUTRIDER_CACHE_BFLOAT16 ? format % 3 : 0;
           std::vector<Floats> expected;  // of one thread; more must agree
-          for (int threads = 1; threads <= 3; ++threads, ++models) run_one({format, activations, cache, threads, isa}, expected);
+          for (int threads = 1; threads <= 3; ++threads, ++models) run_one({format, activations, cache, threads, stream, isa}, expected);
         }
         std::printf("%s: format %d, activations %d: %d failures so far\n", isa.c_str(), format, activations, failures);
         std::fflush(stdout);

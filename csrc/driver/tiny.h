@@ -41,12 +41,12 @@ struct Random {
 };
 
 struct Setup {
-  int format, activations, cache, threads;
+  int format, activations, cache, threads, stream;
   std::string isa;
   bool has_head() const { return format % 2 == 0; }
   std::string name() const {
     std::ostringstream text;
-    text << isa << " format " << format << " activations " << activations << " cache " << cache << " threads " << threads;
+    text << isa << " format " << format << " activations " << activations << " cache " << cache << " threads " << threads << " stream " << stream;
     return text.str();
   }
 };
@@ -56,8 +56,8 @@ inline bool is_blocks(int format) { return format >= OUTRIDER_Q4_0; }
 // Blocks need whole groups; other formats get sizes that are multiples of nothing.
 inline OutriderShape shape_of(const Setup &s) {
   const auto spoken = [&](int vocab) { return s.has_head() ? vocab - 22 : vocab; };
-  if (is_blocks(s.format)) return {2, 96, 64, 6, 2, 16, 101, spoken(101), s.activations, s.cache, s.threads, 1e-5f};
-  return {2, 40, 50, 4, 2, 10, 67, spoken(67), s.activations, s.cache, s.threads, 1e-5f};
+  if (is_blocks(s.format)) return {2, 96, 64, 6, 2, 16, 101, spoken(101), s.stream, s.activations, s.cache, s.threads, 1e-5f};
+  return {2, 40, 50, 4, 2, 10, 67, spoken(67), s.stream, s.activations, s.cache, s.threads, 1e-5f};
 }
 
 struct Closer { void operator()(OutriderModel *model) const { outrider_destroy(model); } };
@@ -65,9 +65,10 @@ using Handle = std::unique_ptr<OutriderModel, Closer>;
 
 struct Size { int outputs, inputs; };
 
-inline Size size_of(const OutriderShape &s, int matrix) {
+inline Size size_of(const OutriderShape &s, int matrix, int layer) {
   const int queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim;
-  const Size sizes[] = {{s.vocab, s.hidden}, {s.spoken, s.hidden}, {queries, s.hidden}, {keys, s.hidden}, {keys, s.hidden},
+  const int seen = layer == 0 && s.stream != OUTRIDER_STREAM_TOKEN ? 2 * s.hidden : s.hidden;
+  const Size sizes[] = {{s.vocab, s.hidden}, {s.spoken, s.hidden}, {queries, seen}, {keys, seen}, {keys, seen},
                         {s.hidden, queries}, {s.intermediate, s.hidden}, {s.intermediate, s.hidden}, {s.hidden, s.intermediate}};
   return sizes[matrix];
 }
@@ -90,7 +91,7 @@ inline std::vector<uint8_t> random_blocks(int format, int count, bool lowest, Ra
 }
 
 inline bool set_matrix(OutriderModel *model, const OutriderShape &s, int format, int matrix, int layer, Random &random) {
-  const Size size = size_of(s, matrix);
+  const Size size = size_of(s, matrix, layer);
   OutriderRows rows{matrix, layer, OUTRIDER_FROM_FLOAT32, format, size.outputs, size.inputs, 0, size.outputs};
   if (is_blocks(format)) {
     rows.source = format - OUTRIDER_Q4_0 + OUTRIDER_FROM_Q4_0;
@@ -120,10 +121,11 @@ inline Handle build(const Setup &setup) {
   good = good && set_matrix(model.get(), s, setup.format, OUTRIDER_EMBEDDING, -1, random);
   good = good && (!setup.has_head() || set_matrix(model.get(), s, setup.format, OUTRIDER_HEAD, -1, random));
   good = good && set_vector(model.get(), OUTRIDER_FINAL_NORM, -1, s.hidden, random);
+  good = good && set_vector(model.get(), OUTRIDER_TOKEN_NORM, -1, s.hidden, random);
   for (int layer = 0; good && layer < s.layers; ++layer) {
     for (int m = OUTRIDER_QUERY; good && m <= OUTRIDER_DOWN; ++m)
       good = set_matrix(model.get(), s, setup.format, m, layer, random) &&
-             set_vector(model.get(), OUTRIDER_BIAS + m, layer, size_of(s, m).outputs, random);
+             set_vector(model.get(), OUTRIDER_BIAS + m, layer, size_of(s, m, layer).outputs, random);
     for (int v = OUTRIDER_ATTENTION_NORM; good && v <= OUTRIDER_KEY_NORM; ++v)
       good = set_vector(model.get(), v, layer, v <= OUTRIDER_MLP_NORM ? s.hidden : s.head_dim, random);
   }

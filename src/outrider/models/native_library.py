@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from outrider.errors import ConfigError, OutriderError, nearest
 
-_ABI = 2
+_ABI = 3
 PAGE = 64  # positions of a cache page
 _MODULE = "outrider._native"
 
@@ -34,6 +34,14 @@ class Activations(IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
     INT8 = 2
+
+
+class Stream(IntEnum):
+    """What the residual stream of a row starts from; a given state is read beside the token by layer 0."""
+
+    TOKEN = 0
+    STATE = 1
+    NORMED_STATE = 2
 
 
 class Source(IntEnum):
@@ -79,21 +87,22 @@ class MatrixRole(IntEnum):
 
 
 class VectorRole(IntEnum):
-    """A norm or bias of the decoder; the first belongs to no layer."""
+    """A norm or bias of the decoder; those of embeddings and the last state belong to no layer."""
 
     FINAL_NORM = 0
     ATTENTION_NORM = 1
     MLP_NORM = 2
     QUERY_NORM = 3
     KEY_NORM = 4
-    BIAS = 5  # + MatrixRole
+    TOKEN_NORM = 5
+    BIAS = 6  # + MatrixRole
 
 
 # The structs of csrc/outrider.h, field by field. They hold addresses: whoever fills them keeps the arrays alive.
 class Shape(ctypes.Structure):
     _fields_: ClassVar = [
         *((name, c_int32) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
-        ("vocab", c_int32), ("spoken", c_int32), ("activations", c_int32), ("cache", c_int32), ("threads", c_int32),
+        *((name, c_int32) for name in ("vocab", "spoken", "stream", "activations", "cache", "threads")),
         ("rms_eps", c_float),
     ]  # fmt: skip
 
@@ -107,7 +116,8 @@ class Rows(ctypes.Structure):
 
 class SegmentStruct(ctypes.Structure):
     _fields_: ClassVar = [
-        ("pages", c_void_p), ("length", c_int32), ("rows", c_int32), ("tokens", c_void_p), ("parents", c_void_p),
+        ("pages", c_void_p), ("length", c_int32), ("known", c_int32), ("rows", c_int32),
+        ("tokens", c_void_p), ("states", c_void_p), ("parents", c_void_p),
     ]  # fmt: skip
 
 

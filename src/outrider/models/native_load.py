@@ -18,6 +18,7 @@ from outrider.models.native_library import (
     NativeLibrary,
     NativeUnavailable,
     Shape,
+    Stream,
     chosen_isa,
     library,
     thread_count,
@@ -104,7 +105,7 @@ def _shape(arch: Arch, setup: NativeSetup) -> Shape:
     cache = CacheType.FLOAT32 if setup.dtype == "float32" else CacheType.BFLOAT16
     return Shape(
         arch.layers, arch.hidden, arch.intermediate, arch.heads, arch.kv_heads, arch.head_dim, arch.vocab_size,
-        setup.spoken_size, setup.activations, cache, setup.threads, arch.rms_eps,
+        setup.spoken_size, Stream.TOKEN, setup.activations, cache, setup.threads, arch.rms_eps,
     )  # fmt: skip
 
 
