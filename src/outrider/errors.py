@@ -34,6 +34,10 @@ class ScoreError(OutriderError):
     """The target returned a row from which no token can be chosen (NaN, or everything masked)."""
 
 
+class TrainingError(OutriderError):
+    """A training run cannot go on: its numbers are no longer finite, or its checkpoint is not its own."""
+
+
 class GenerationError(OutriderError):
     """Some requests of a batch failed; `completions` holds all of them, in input order.
 
