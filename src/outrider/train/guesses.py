@@ -79,6 +79,7 @@ class Heard:
     """What rows came to."""
 
     loss: torch.Tensor  # [] the sum; carries the gradient of states and output matrix
+    losses: torch.Tensor  # [rows]
     overlaps: torch.Tensor  # [rows]
     hits: torch.Tensor  # bool [rows]: the likeliest token is the text's
 
@@ -98,11 +99,11 @@ class _Speak(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: FunctionCtx, spoken: torch.Tensor, matrix: torch.Tensor, said: Said
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         by_spoken, by_matrix = ctx.needs_input_grad[:2]  # type: ignore[attr-defined]
         exact = _product_dtype(matrix)
         weight, rows = matrix.to(exact), spoken.to(exact)
-        total, overlaps = said.laws.new_zeros(()), said.laws.new_empty(len(rows))
+        losses, overlaps = said.laws.new_empty(2, len(rows))
         hits = torch.empty(len(rows), dtype=torch.bool, device=rows.device)
         spoken_slope = torch.empty_like(spoken) if by_spoken else None
         matrix_slope = torch.zeros_like(matrix) if by_matrix else None
@@ -112,8 +113,7 @@ class _Speak(torch.autograd.Function):
             with torch.enable_grad():
                 found = said.loss(logits, said.laws[said.places[block]])
                 loss = found.losses.sum()
-            total += loss.detach()
-            overlaps[block] = found.overlaps
+            losses[block], overlaps[block] = found.losses.detach(), found.overlaps
             hits[block] = logits.detach().argmax(dim=1) == said.drafted[block]
             if not logits.requires_grad:
                 continue
@@ -123,8 +123,8 @@ class _Speak(torch.autograd.Function):
             if matrix_slope is not None:
                 _add_product(matrix_slope, slope, rows[block])
         ctx.save_for_backward(spoken_slope, matrix_slope)
-        ctx.mark_non_differentiable(overlaps, hits)
-        return total, overlaps, hits
+        ctx.mark_non_differentiable(losses, overlaps, hits)
+        return losses.sum(), losses, overlaps, hits
 
     @staticmethod
     @once_differentiable
