@@ -53,8 +53,9 @@ class Rows:
 
     def __init__(self, rows: Sequence[Sequence[float]]) -> None:
         self.rows, self.count = torch.tensor(rows, dtype=torch.float64), len(rows)
+        self.token_map: torch.Tensor | None = None
 
-    def target_rows(self, states: torch.Tensor, count: int) -> torch.Tensor:
+    def __call__(self, states: torch.Tensor, count: int) -> torch.Tensor:
         return self.rows[None, :count].expand(len(states), -1, -1)
 
 
@@ -84,10 +85,11 @@ class Watched:
     def __init__(self, module: MedusaHeads, text: Sequence[int], spoiled: int) -> None:
         self.count, self.at = module.count, len(text)
         self.asked: list[tuple[int, torch.Tensor]] = []
+        self.token_map = module.token_map
         self._module, self._text, self._spoiled = module, text, spoiled
 
-    def target_rows(self, states: torch.Tensor, count: int) -> torch.Tensor:
-        self.asked.append((self.at, self._module.target_rows(states, count)))
+    def __call__(self, states: torch.Tensor, count: int) -> torch.Tensor:
+        self.asked.append((self.at, self._module(states, count)))
         rows = torch.zeros(1, count, VOCAB, dtype=torch.float64)
         for head in range(count):
             place = self.at + head
@@ -128,7 +130,7 @@ def test_rounds_of_all_kinds_leave_the_rows_of_a_text_read_at_once(topk: int) ->
     for at, rows in heads.asked:
         [features] = tapped_target().extend([Chunk(9, text[: at - 1])])
         assert features is not None
-        assert torch.equal(rows, module.target_rows(features[-1:, 0], rows.shape[1]))
+        assert torch.equal(rows, module(features[-1:, 0], rows.shape[1]))
 
 
 @pytest.mark.parametrize("topk", [1, 3])

@@ -64,16 +64,27 @@ class PointMass:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """One token drawn from `probs`."""
+    """One token drawn from `probs`, given as they are or as a law, which is spread over the vocabulary when asked."""
 
-    probs: Floats  # [vocab]
+    source: Floats | NodeLaw
+
+    @property
+    def probs(self) -> Floats:  # [vocab]
+        return self.source.probs if isinstance(self.source, NodeLaw) else self.source
 
 
 @dataclass(frozen=True, eq=False)
 class DrawnWithoutReplacement:
-    """Tokens drawn one after another from `probs`, each excluded from the next draw; order is drawing order."""
+    """Tokens drawn one after another from `probs`, each excluded from the next draw; order is drawing order.
 
-    probs: Floats  # [vocab]
+    `source` as of `Drawn`.
+    """
+
+    source: Floats | NodeLaw
+
+    @property
+    def probs(self) -> Floats:  # [vocab]
+        return self.source.probs if isinstance(self.source, NodeLaw) else self.source
 
 
 Law = PointMass | Drawn | DrawnWithoutReplacement

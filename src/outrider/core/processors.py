@@ -8,6 +8,7 @@ import numpy as np
 
 from outrider.core.law import Floats, Ids
 from outrider.core.sampling import SamplingParams
+from outrider.core.token_map import Columns
 from outrider.errors import ParameterError
 
 
@@ -41,25 +42,26 @@ class Processors:
         """Whether any processor can change the row after this path."""
         return self._always or self._holds_back(path)
 
-    def apply(self, logits: Floats, path: Sequence[int]) -> None:  # [vocab], in place
-        """Applies every processor. Raises `ParameterError` when logit_bias names a token beyond the row."""
+    def apply(self, logits: Floats, path: Sequence[int], columns: Columns) -> None:  # [columns], in place
+        """Applies every processor. Raises `ParameterError` when logit_bias names a token beyond the vocabulary."""
         with np.errstate(over="ignore", invalid="ignore"):
-            self._mask(logits, path)
-            self._add_bias(logits)
+            self._mask(logits, path, columns)
+            self._add_bias(logits, columns)
             if self._seen is not None:
-                tokens, _ = self._seen.through(path, logits.size)
-                values = logits[tokens]
-                logits[tokens] = np.where(values > 0, values / self._repetition, values * self._repetition)
+                places, _ = columns.found(self._seen.through(path)[0])
+                values = logits[places]
+                logits[places] = np.where(values > 0, values / self._repetition, values * self._repetition)
             if self._written is not None:
-                tokens, counts = self._written.through(path, logits.size)
-                logits[tokens] -= self._frequency * counts
-                logits[tokens] -= self._presence
+                tokens, counts = self._written.through(path)
+                places, which = columns.found(tokens)
+                logits[places] -= self._frequency * counts[which]
+                logits[places] -= self._presence
 
     def _holds_back(self, path: Sequence[int]) -> bool:
         """Whether the text is still too short to stop here."""
         return len(self._log) - self._prompt_length + len(path) < self._min_tokens
 
-    def _mask(self, logits: Floats, path: Sequence[int]) -> None:
+    def _mask(self, logits: Floats, path: Sequence[int], columns: Columns) -> None:
         banned: set[int] = set()
         if self._bad_words is not None:
             start = max(self._prompt_length, len(self._log) - self._bad_words.reach)
@@ -69,17 +71,19 @@ class Processors:
         if self._holds_back(path):
             banned |= self._stop_ids
         if banned:
-            logits[[token for token in banned if token < logits.size]] = -np.inf
+            places, _ = columns.found(np.array(list(banned), dtype=np.int64))
+            logits[places] = -np.inf
 
-    def _add_bias(self, logits: Floats) -> None:
+    def _add_bias(self, logits: Floats, columns: Columns) -> None:
         if not self._bias_ids.size:
             return
         largest = int(self._bias_ids[-1])
-        if largest >= logits.size:
+        if largest >= columns.vocab_size:
             raise ParameterError(
-                f"logit_bias names token {largest}, but the vocabulary ends at {logits.size - 1}; remove it"
+                f"logit_bias names token {largest}, but the vocabulary ends at {columns.vocab_size - 1}; remove it"
             )
-        logits[self._bias_ids] += self._bias
+        places, which = columns.found(self._bias_ids)
+        logits[places] += self._bias[which]
 
 
 class TokenCounts:
@@ -91,16 +95,15 @@ class TokenCounts:
         self._tokens: Ids = np.zeros(64, dtype=np.int64)
         self._counts: Ids = np.zeros(64, dtype=np.int64)
 
-    def through(self, path: Sequence[int], vocab_size: int) -> tuple[Ids, Ids]:  # [d], [d]
-        """Distinct tokens of the log and the path that lie in the vocabulary, and their counts."""
+    def through(self, path: Sequence[int]) -> tuple[Ids, Ids]:  # [d], [d]
+        """Distinct tokens of the log and the path, and their counts. Valid until the log grows."""
         for token in self._log[self._read :]:
             self._count(token)
         self._read = len(self._log)
         tokens, counts = self._tokens[: len(self._slots)], self._counts[: len(self._slots)]
         if path:
-            tokens, counts = self._with_path(tokens, counts.copy(), path)
-        inside = tokens < vocab_size
-        return (tokens, counts) if inside.all() else (tokens[inside], counts[inside])
+            return self._with_path(tokens, counts.copy(), path)
+        return tokens, counts
 
     def _count(self, token: int) -> None:
         slot = self._slots.setdefault(token, len(self._slots))

@@ -14,6 +14,7 @@ from outrider.core.largest import kth_largest
 from outrider.core.law import Floats, NodeLaw
 from outrider.core.processors import Processors
 from outrider.core.sampling import SamplingParams
+from outrider.core.token_map import AllTokens, Columns
 from outrider.errors import ScoreError
 
 Row = torch.Tensor | npt.NDArray[Any]  # [vocab]
@@ -50,45 +51,53 @@ class TargetLaw:
         """Output tokens that became certain. O(new tokens)."""
         self._log.extend(tokens)
 
-    def node(self, row: Row, path: Sequence[int]) -> NodeLaw:
-        """The law after prompt + output + `path`, from the raw logits there [vocab]; `row` is not changed.
+    def node(self, row: Row, path: Sequence[int], columns: Columns | None = None) -> NodeLaw:
+        """The law after prompt + output + `path`, from the raw logits there [columns]; `row` is not changed.
+
+        `columns`: which tokens the row speaks of, None for all of them. The others have no chance; the law is the one
+        of the same row with -inf for them.
 
         Raises `ScoreError` on a row with NaN or +inf, or one whose every token is masked; `ParameterError`
         when logit_bias names a token beyond the vocabulary.
         """
         raw = host_row(row)
+        columns = AllTokens(raw.size) if columns is None else columns
         active = self._processors.active(path)
         if self._sampling.greedy and not active:
             best = int(raw.argmax())  # NaN wins an argmax, so one look at the winner finds it
             _check_peak(float(raw[best]))
-            return _greedy(raw.size, best)
+            return _greedy(columns, best)
         peak = float(raw.max())
         _check_peak(peak)
         logits = raw.astype(np.float64)
         if active:
-            self._processors.apply(logits, path)
+            self._processors.apply(logits, path, columns)
             peak = float(logits.max())
             _check_processed(peak)
         if self._sampling.greedy:
-            return _greedy(raw.size, int(logits.argmax()))
+            return _greedy(columns, int(logits.argmax()))
         logits -= peak
         if self._sampling.temperature != 1.0:
             with np.errstate(over="ignore"):
                 logits /= self._sampling.temperature
-        return _cut(logits, self._sampling)
+        return _cut(logits, self._sampling, columns)
 
 
 def host_row(row: Row) -> npt.NDArray[Any]:  # [vocab] -> [vocab]
     """The row as a NumPy array on the host, sharing its memory where it can; half precision is widened."""
-    if isinstance(row, torch.Tensor):
-        row = row.detach()
-        if row.dtype in (torch.bfloat16, torch.float16):
-            row = row.float()
-        row = row.cpu().numpy()
-    elif row.dtype == np.float16:
-        row = row.astype(np.float32)
+    row = on_host(row)
     assert row.ndim == 1, "one row of logits"
     return row
+
+
+def on_host(rows: Row) -> npt.NDArray[Any]:
+    """Logits of any shape as a NumPy array on the host, sharing their memory; half precision is widened."""
+    if isinstance(rows, torch.Tensor):
+        rows = rows.detach()
+        if rows.dtype in (torch.bfloat16, torch.float16):
+            rows = rows.float()
+        return rows.cpu().numpy()
+    return rows.astype(np.float32) if rows.dtype == np.float16 else rows
 
 
 def _check_peak(peak: float) -> None:
@@ -112,11 +121,12 @@ def _check_processed(peak: float) -> None:
         raise ScoreError("the penalties overflow the logits here: bring repetition_penalty nearer to 1.0")
 
 
-def _greedy(vocab_size: int, best: int) -> NodeLaw:
-    return NodeLaw(vocab_size, np.array([best], dtype=np.int64), np.zeros(1), greedy=True)
+def _greedy(columns: Columns, best: int) -> NodeLaw:
+    token = best if columns.tokens is None else int(columns.tokens[best])
+    return NodeLaw(columns.vocab_size, np.array([token], dtype=np.int64), np.zeros(1), greedy=True)
 
 
-def _cut(logits: Floats, sampling: SamplingParams) -> NodeLaw:  # [vocab], maximum 0
+def _cut(logits: Floats, sampling: SamplingParams, columns: Columns) -> NodeLaw:  # [columns], maximum 0
     """Cuts the support by min_p, top_k and top_p. Each cut keeps the values at or above one of them, so the
     support is what the highest of the three floors leaves."""
     floor = -math.inf if sampling.min_p == 0.0 else math.log(sampling.min_p)
@@ -127,11 +137,12 @@ def _cut(logits: Floats, sampling: SamplingParams) -> NodeLaw:  # [vocab], maxim
         floor = max(floor, _nucleus_floor(left, sampling.top_p))
     if floor == -math.inf:
         if logits.min() > -math.inf:
-            return NodeLaw(logits.size, None, logits, greedy=False)
+            return NodeLaw(columns.vocab_size, columns.tokens, logits, greedy=False)
         kept = np.flatnonzero(logits > -math.inf)
     else:
         kept = np.flatnonzero(logits >= floor)
-    return NodeLaw(logits.size, kept, logits[kept], greedy=False)
+    tokens = kept if columns.tokens is None else columns.tokens[kept]
+    return NodeLaw(columns.vocab_size, tokens, logits[kept], greedy=False)
 
 
 def _nucleus_floor(logits: Floats, top_p: float) -> float:  # [n], maximum 0

@@ -10,6 +10,7 @@ import torch
 
 from outrider.core.records import Budget, Context, Draft, RoundResult
 from outrider.drafters.growth import Growth, SampleMethod
+from outrider.drafters.rows import DraftRows, DraftVocabulary
 from outrider.models.head_cache import DraftHead, Entries, Guesses
 
 _BACKLOG = 256  # features that may wait for a draft to be asked for; more are taken in at once
@@ -35,6 +36,8 @@ class EagleDrafter:
         self.limits: Counter[str] = Counter()
         self._window = min((n for n in (head.max_length, max_length) if n is not None), default=None)
         self._growth = Growth(target_vocab_size, topk, sample_method)
+        token_map = head.token_map
+        self._vocabulary = None if token_map is None else DraftVocabulary(token_map, target_vocab_size)
         self._known: dict[int, _Known] = {}
 
     def ingest(self, context: Context, features: torch.Tensor | None) -> None:
@@ -144,13 +147,14 @@ class EagleDrafter:
 
     def _scored(
         self, rows: Sequence[_Rows], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]
-    ) -> list[torch.Tensor]:
-        """The rows asked for, [rows, vocab] each; every node is guessed once, after its parent."""
+    ) -> Sequence[torch.Tensor | DraftRows]:
+        """The rows asked for; every node is guessed once, after its parent."""
         jobs = list(zip(rows, drafts, wanted))
         while asked := [one for one, draft, some in jobs if one.lacks(draft, some)]:
             for one, found in zip(asked, self.head.guess([one.asked for one in asked])):
                 one.add(found)
-        return [one.of(draft, some) for one, draft, some in jobs]
+        answers = [one.of(draft, some) for one, draft, some in jobs]
+        return answers if self._vocabulary is None else list(map(self._vocabulary.rows, answers))
 
 
 @dataclass
@@ -221,7 +225,7 @@ class _Known:
 class _Rows:
     """Rows of one sequence in one round: the pending token's, then a guess's each, in the order they were made."""
 
-    def __init__(self, sequence_id: int, pending: torch.Tensor) -> None:  # [vocab]
+    def __init__(self, sequence_id: int, pending: torch.Tensor) -> None:  # [draft vocab]
         self._sequence_id = sequence_id
         self._rows = pending.unsqueeze(0)
         self._count = 1
@@ -248,7 +252,7 @@ class _Rows:
         self._new = list(new)
         return bool(new)
 
-    def add(self, found: torch.Tensor) -> None:  # [n, vocab]
+    def add(self, found: torch.Tensor) -> None:  # [n, draft vocab]
         """The rows of what was asked for."""
         end = self._count + len(found)
         if end > len(self._rows):
@@ -259,7 +263,7 @@ class _Rows:
         self._places |= {place: self._count + index for index, place in enumerate(self._new)}
         self._count = end
 
-    def of(self, draft: Draft, wanted: Sequence[int]) -> torch.Tensor:  # [rows, vocab]
+    def of(self, draft: Draft, wanted: Sequence[int]) -> torch.Tensor:  # [rows, draft vocab]
         """The rows asked for, which `lacks` finds no more."""
         rows = []
         for row in wanted:

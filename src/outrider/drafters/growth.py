@@ -15,14 +15,16 @@ import torch
 from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Floats, Ids, NodeLaw
 from outrider.core.noise import Place
 from outrider.core.records import Budget, Context, Draft, Guarantee, RoundResult
-from outrider.core.target_law import host_row
 from outrider.drafters.plant import Plant
-from outrider.drafters.rows import around, fitted, likeliest
+from outrider.drafters.rows import DraftRows, HostRows, likeliest, siblings
 from outrider.drafters.values import NodeValues
 from outrider.errors import ConfigError, ScoreError
 
-ScoreRows = Callable[[Sequence[Context], Sequence[Draft], Sequence[Sequence[int]]], list[torch.Tensor]]
-"""One forward of a draft model: of each draft the rows asked for, [rows, draft vocab] in their order."""
+ScoreRows = Callable[
+    [Sequence[Context], Sequence[Draft], Sequence[Sequence[int]]], Sequence[torch.Tensor | DraftRows]
+]
+"""One forward of a draft model: of each draft the rows asked for, in their order. A tensor [rows, n] speaks of the
+target's first n tokens."""
 
 _WIDEST = 8  # ranks told apart
 LEADS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -73,7 +75,7 @@ class Growth:
     How likely a node is to be kept: for greedy drafts its own probability, but at temperature 0 the best of siblings is
     taken for sure; with noise the share of its like that was kept in this text (`NodeValues`), which `observe` counts.
 
-    `vocab_size` is the target's: shorter rows are padded with -inf, longer ones cut. Raises `ConfigError`.
+    `vocab_size` is the target's: of longer rows the rest is left out. Raises `ConfigError`.
     """
 
     def __init__(self, vocab_size: int, topk: int = 1,
@@ -95,11 +97,12 @@ class Growth:
             shares = [plant.share() for plant in growing]
             levels = [plant.next_level(self.topk) for plant in growing]
             found = score([plant.context for plant in growing], [plant.draft() for plant in growing], levels)
-            for plant, share, rows, logits in zip(growing, shares, levels, found):
+            for plant, share, rows, scored in zip(growing, shares, levels, found):
+                level = HostRows.of(scored, self.vocab_size)
                 if self._choice(plant.context) is _Choice.DRAWN:
-                    self._draw_level(plant, share, rows, logits)
+                    self._draw_level(plant, share, rows, level)
                 else:
-                    self._choose_level(plant, rows, logits)
+                    self._choose_level(plant, rows, level)
         self._kinds |= {plant.context.sequence_id: plant.kinds for plant in plants if plant.kinds}
         return [plant.draft() for plant in plants]
 
@@ -121,15 +124,13 @@ class Growth:
             return False
         return plant.share() > 0 or (self._choice(plant.context) is not _Choice.DRAWN and plant.can_improve)
 
-    def _choose_level(
-        self, plant: Plant, rows: Sequence[int], logits: torch.Tensor
-    ) -> None:  # [rows, draft vocab]
-        for row, logit in zip(rows, logits):
-            law = self._law(plant, row, logit)
+    def _choose_level(self, plant: Plant, rows: Sequence[int], level: HostRows) -> None:
+        for index, row in enumerate(rows):
+            law = self._law(plant, row, level, index)
             if law is None:
                 continue
             ranked = self._choice(plant.context) is _Choice.RANKED
-            buds = self._ranked(plant, row, law) if ranked else self._most_probable(law, logit)
+            buds = self._ranked(plant, row, law) if ranked else self._most_probable(law, level, index)
             values = [plant.values[row] + step for step in buds.steps]
             plant.add(row, buds.tokens, POINT_MASS, values, buds.kinds)
         plant.keep_best()
@@ -146,33 +147,32 @@ class Growth:
         values = self._values_of(plant.context.sequence_id)
         return _Buds(contest.tokens, tuple(map(values.log_chance, kinds)), kinds)
 
-    def _most_probable(self, law: NodeLaw, row: torch.Tensor) -> _Buds:  # [draft vocab]
+    def _most_probable(self, law: NodeLaw, level: HostRows, index: int) -> _Buds:
         """The most probable tokens of a row, with their log-probabilities."""
         if not law.greedy:
             indices = likeliest(law.logits, self.topk)
             return _Buds(tuple(map(law.token, indices.tolist())), _log_probs(law.logits, indices))
         if self.topk == 1:
             return _Buds((law.token(0),), (0.0,))
-        return _around(law.token(0), host_row(fitted(row, self.vocab_size)).astype(np.float64), self.topk)
+        return _around(law.token(0), level, index, self.topk)
 
-    def _draw_level(
-        self, plant: Plant, share: int, rows: Sequence[int], logits: torch.Tensor
-    ) -> None:  # [rows, draft vocab]
+    def _draw_level(self, plant: Plant, share: int, rows: Sequence[int], level: HostRows) -> None:
         values = self._values_of(plant.context.sequence_id)
         kinds = [("drawn", min(rank, _WIDEST - 1)) for rank in range(self.topk)]
         steps = [values.log_chance(kind) for kind in kinds]
         ladders = [[plant.values[row] + step for step in steps] for row in rows]
-        for row, logit, ladder, count in zip(rows, logits, ladders, _allot(ladders, share)):
-            law = self._law(plant, row, logit) if count else None
+        counts = _allot(ladders, share)
+        for index, (row, ladder, count) in enumerate(zip(rows, ladders, counts)):
+            law = self._law(plant, row, level, index) if count else None
             if law is not None:
                 tokens = plant.context.noise.draw(law, count, Place(plant.depths[row], row))
-                claim = Drawn(law.probs) if count == 1 else DrawnWithoutReplacement(law.probs)
+                claim = Drawn(law) if count == 1 else DrawnWithoutReplacement(law)
                 plant.add(row, tokens, claim, ladder, kinds)
 
-    def _law(self, plant: Plant, row: int, logits: torch.Tensor) -> NodeLaw | None:  # [draft vocab]
+    def _law(self, plant: Plant, row: int, level: HostRows, index: int) -> NodeLaw | None:
         """The request's law at a row, None where there is none (NaN)."""
         try:
-            return plant.context.law.node(fitted(logits, self.vocab_size), plant.path_tokens(row))
+            return plant.context.law.node(level.logits[index], plant.path_tokens(row), level.columns)
         except ScoreError:
             return None
 
@@ -218,14 +218,15 @@ def _allot(ladders: Sequence[Sequence[float]], share: int) -> list[int]:
     return counts
 
 
-def _around(best: int, logits: Floats, count: int) -> _Buds:  # [vocab]
+def _around(best: int, level: HostRows, index: int, count: int) -> _Buds:
     """The token of a greedy law and its siblings, these with their raw log-probabilities.
 
     The winner costs nothing, so a tree always holds the greedy chain: where the text is the best token, the draft's
     best is right far more often than its probability says.
     """
-    tokens = around(best, logits, count)
-    return _Buds(tokens, (0.0, *_log_probs(logits, np.array(tokens[1:], dtype=np.int64))))
+    columns = siblings(level, index, best, count - 1)
+    tokens = (best, *map(level.token, columns.tolist()))
+    return _Buds(tokens, (0.0, *_log_probs(level.logits[index].astype(np.float64), columns)))
 
 
 def _log_probs(logits: Floats, indices: Ids) -> tuple[float, ...]:  # [n], [k] -> k

@@ -12,11 +12,10 @@ import torch
 from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Law
 from outrider.core.noise import Place
 from outrider.core.records import Budget, Context, Draft, Guarantee, RoundResult
-from outrider.core.target_law import host_row
 from outrider.drafters.growth import SampleMethod
 from outrider.drafters.plant import Plant
 from outrider.drafters.rank_tree import Ranks, likeliest_tree
-from outrider.drafters.rows import around, fitted, likeliest
+from outrider.drafters.rows import DraftVocabulary, HostRows, likeliest, siblings
 from outrider.drafters.values import NodeValues
 from outrider.errors import ConfigError, ScoreError
 
@@ -38,8 +37,12 @@ class Heads(Protocol):
     def row_invariant(self) -> bool:
         """Whether the rows of a state are bitwise equal whatever states stand beside it."""
 
-    def target_rows(self, states: torch.Tensor, count: int) -> torch.Tensor:
-        """Logits [n, count, vocab] of the first `count` heads over the target's ids, from states [n, hidden]."""
+    @property
+    def token_map(self) -> torch.Tensor | None:
+        """The target's ids [draft vocab] of the columns of rows; None where column i is token i."""
+
+    def __call__(self, states: torch.Tensor, count: int) -> torch.Tensor:
+        """Logits [n, count, draft vocab] of the first `count` heads, from states [n, hidden]."""
 
 
 class MedusaDrafter:
@@ -70,6 +73,8 @@ class MedusaDrafter:
         self.limits: Counter[str] = Counter()
         self._heads, self._window = heads, max_length
         self._vocab_size, self._topk, self._sample_method = target_vocab_size, topk, sample_method
+        token_map = heads.token_map
+        self._vocabulary = None if token_map is None else DraftVocabulary(token_map, target_vocab_size)
         self._priors: dict[Hashable, float] = {
             (depth, rank): _FIRST * _NEXT_HEAD**depth * _NEXT_RANK**rank
             for depth in range(heads.count)
@@ -141,13 +146,16 @@ class MedusaDrafter:
         self.limits[reason] += 1
         return Budget(0, 0)
 
-    def _rows(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[torch.Tensor]:
-        """The rows [depth, vocab] of each sequence, the same in any batch."""
+    def _rows(self, contexts: Sequence[Context], depths: Sequence[int]) -> list[HostRows]:
+        """The rows of each sequence, one per depth, the same in any batch."""
         states = [self._of(context.sequence_id).newest.known() for context in contexts]
         with torch.no_grad():
             if states and self._heads.row_invariant:
-                return list(self._heads.target_rows(torch.stack(states), max(depths)))
-            return [self._heads.target_rows(state[None], depth)[0] for state, depth in zip(states, depths)]
+                found = list(self._heads(torch.stack(states), max(depths)))
+            else:
+                found = [self._heads(state[None], depth)[0] for state, depth in zip(states, depths)]
+        known = found if self._vocabulary is None else map(self._vocabulary.rows, found)
+        return [HostRows.of(rows, self._vocab_size) for rows in known]
 
     def _shape(self, values: NodeValues, start: int, budget: Budget) -> Mapping[Ranks, int]:
         """The likeliest tree below a chain of `start` tokens."""
@@ -155,13 +163,13 @@ class MedusaDrafter:
         chances = [[values.chance((head, rank)) for rank in range(self._topk)] for head in heads]
         return likeliest_tree(chances, budget.nodes - start)
 
-    def _grow(self, plant: Plant, rows: torch.Tensor, shape: Mapping[Ranks, int]) -> None:  # [depth, vocab]
+    def _grow(self, plant: Plant, rows: HostRows, shape: Mapping[Ranks, int]) -> None:
         level: list[tuple[Ranks, int]] = [((), plant.frontier[0])]
         while level:
             below: list[tuple[Ranks, int]] = []
             for ranks, row in level:
                 head = plant.depths[row]
-                tokens, law = self._children(plant, row, rows[head], shape[ranks])
+                tokens, law = self._children(plant, row, rows, shape[ranks])
                 kinds = [(head, rank) for rank in range(len(tokens))]
                 plant.add(row, tokens, law, [0.0] * len(tokens), kinds)
                 new_rows = plant.frontier[len(plant.frontier) - len(tokens) :]
@@ -170,23 +178,23 @@ class MedusaDrafter:
                 ]
             level = below
 
-    def _children(
-        self, plant: Plant, row: int, logits: torch.Tensor, count: int
-    ) -> tuple[Sequence[int], Law]:
-        """`count` tokens below a row by the logits [head's vocab] of its depth; fewer where the law holds fewer."""
-        context, logits = plant.context, fitted(logits, self._vocab_size)
+    def _children(self, plant: Plant, row: int, rows: HostRows, count: int) -> tuple[Sequence[int], Law]:
+        """`count` tokens below a row by the logits of its depth; fewer where the law holds fewer."""
+        context, head = plant.context, plant.depths[row]
         try:
-            law = context.law.node(logits, plant.path_tokens(row))
+            law = context.law.node(rows.logits[head], plant.path_tokens(row), rows.columns)
         except ScoreError:
             return (), POINT_MASS  # the target decides here
         if law.greedy:
-            return around(law.token(0), host_row(logits), count), POINT_MASS
+            best = law.token(0)
+            others = siblings(rows, head, best, count - 1).tolist() if count > 1 else ()
+            return (best, *map(rows.token, others)), POINT_MASS
         if self._sample_method is SampleMethod.GREEDY:
             return [law.token(index) for index in likeliest(law.logits, count).tolist()], POINT_MASS
-        place = Place(plant.depths[row], row)
+        place = Place(head, row)
         if context.guarantee is Guarantee.SAME_TEXT:
             return context.noise.ranked(law, count, place), POINT_MASS
-        claim = Drawn(law.probs) if count == 1 else DrawnWithoutReplacement(law.probs)
+        claim = Drawn(law) if count == 1 else DrawnWithoutReplacement(law)
         return context.noise.draw(law, count, place), claim
 
 

@@ -1,7 +1,8 @@
-"""Rows of draft models and heads: over the target's ids, and what stands beside the token of a greedy law."""
+"""Rows of draft models and heads: which tokens they speak of, and what stands beside the token of a greedy law."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,55 @@ import torch
 
 from outrider.core.largest import largest
 from outrider.core.law import Ids
+from outrider.core.target_law import on_host
+from outrider.core.token_map import AllTokens, Columns, TokenMap
 
 
-def fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:  # [draft vocab] -> [vocab_size]
-    """The row over the target's ids: padding beyond either vocabulary is never drafted."""
-    missing = vocab_size - logits.shape[0]
-    if missing <= 0:
-        return logits[:vocab_size]
-    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+@dataclass(frozen=True, eq=False)
+class DraftRows:
+    """Rows over a draft vocabulary: column i speaks of the target's token `columns.tokens[i]`."""
+
+    logits: torch.Tensor  # [rows, columns]
+    columns: TokenMap
+
+
+class DraftVocabulary:
+    """The target's tokens that a head or a draft model speaks of. Made once for each of them."""
+
+    def __init__(self, token_map: torch.Tensor, vocab_size: int) -> None:  # [draft vocab]
+        """`token_map`: the target's id of each draft id, distinct, in any order; `vocab_size`: the target's."""
+        ids = token_map.cpu().numpy().astype(np.int64)
+        order = np.argsort(ids, kind="stable")
+        self._order = None if (np.diff(ids) > 0).all() else torch.from_numpy(order).to(token_map.device)
+        self._columns = TokenMap(ids[order], vocab_size)
+
+    def rows(self, logits: torch.Tensor) -> DraftRows:  # [rows, draft vocab]
+        """Rows as the head or draft model makes them."""
+        return DraftRows(logits if self._order is None else logits[:, self._order], self._columns)
+
+
+@dataclass(frozen=True, eq=False)
+class HostRows:
+    """Rows on the host, and the tokens of their columns."""
+
+    logits: npt.NDArray[Any]  # [rows, columns]
+    columns: Columns
+
+    @staticmethod
+    def of(rows: torch.Tensor | DraftRows, vocab_size: int) -> HostRows:
+        """Plain rows speak of the first tokens: padding beyond either vocabulary is never drafted."""
+        if isinstance(rows, DraftRows):
+            return HostRows(on_host(rows.logits), rows.columns)
+        logits = on_host(rows)
+        width = logits.shape[1]
+        if width >= vocab_size:
+            return HostRows(logits[:, :vocab_size], AllTokens(vocab_size))
+        return HostRows(logits, TokenMap(np.arange(width), vocab_size))
+
+    def token(self, column: int) -> int:
+        """The target's id of a column."""
+        tokens = self.columns.tokens
+        return column if tokens is None else int(tokens[column])
 
 
 def likeliest(logits: npt.NDArray[Any], count: int) -> Ids:  # [n]
@@ -27,13 +69,12 @@ def likeliest(logits: npt.NDArray[Any], count: int) -> Ids:  # [n]
     return kept
 
 
-def around(best: int, row: npt.NDArray[Any], count: int) -> tuple[int, ...]:  # [vocab]
-    """The token of a greedy law, then the best others of the raw row on the host, `count` in all where it has so many.
+def siblings(rows: HostRows, row: int, best: int, count: int) -> Ids:
+    """Columns of the best tokens of a raw row besides that of a greedy law, `count` where it has so many.
 
     A greedy law holds its winner alone. Siblings are guesses at where the draft model is wrong; which ones they are
     cannot change the text.
     """
-    if count == 1:
-        return (best,)
-    others = [token for token in likeliest(row, count).tolist() if token != best]
-    return (best, *others[: count - 1])
+    columns = likeliest(rows.logits[row], count + 1)
+    others = columns[[rows.token(column) != best for column in columns.tolist()]]
+    return others[:count]

@@ -7,7 +7,6 @@ keeps the positions of the features). Sources: EAGLE 2401.15077, EAGLE-3 2503.01
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -100,14 +99,18 @@ class EagleHead(nn.Module):
             {_norm_key(name): nn.Parameter(tensors[name].clone()) for name in norms}
         )
         own = tensors.get("embed_tokens.weight")
-        self.register_buffer("embedding", weights.embedding.to(device, dtype) if own is None else own)
-        self.register_buffer("target_norm", weights.norm.to(device, dtype))
-        self.register_buffer("token_map", None if head.token_map is None else head.token_map.to(device))
+        self.register_buffer(
+            "embedding", weights.embedding.to(device, dtype) if own is None else own, persistent=False
+        )
+        self.register_buffer("target_norm", weights.norm.to(device, dtype), persistent=False)
+        self.register_buffer(
+            "token_map", None if head.token_map is None else head.token_map.to(device), persistent=False
+        )
         self._rope = RopeTable(self.arch, dtype, torch.device(device))
 
     @property
     def vocab_size(self) -> int:
-        """Tokens it can read, and columns of `logits`: the target's ids."""
+        """Tokens it can read: the target's ids."""
         return len(self.embedding)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:  # [n, taps, target hidden] -> [n, hidden]
@@ -147,14 +150,10 @@ class EagleHead(nn.Module):
         spoken = self._normed(stream, "norm")
         return Thoughts(spoken, spoken if self.config.norm_output else stream)
 
-    def logits(self, spoken: torch.Tensor) -> torch.Tensor:  # [rows, hidden] -> [rows, vocab]
-        """Over the target's ids; -inf for tokens outside the draft vocabulary."""
+    def logits(self, spoken: torch.Tensor) -> torch.Tensor:  # [rows, hidden] -> [rows, draft vocab]
+        """Column i speaks of the target's token `token_map[i]`, or of token i where there is no map."""
         drafted: torch.Tensor = self.lm_head(spoken)
-        if self.token_map is None:
-            return drafted
-        return drafted.new_full((len(drafted), self.vocab_size), -math.inf).index_copy(
-            1, self.token_map, drafted
-        )
+        return drafted
 
     def swap_products(self, make: MakeProduct) -> None:
         """Puts `make(weight, bias)` in the place of every matrix product, and frees the module's own matrix.

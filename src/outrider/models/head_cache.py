@@ -45,7 +45,11 @@ class DraftHead(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Tokens it can read, and columns of its rows."""
+        """Tokens it can read: the target's ids."""
+
+    @property
+    def token_map(self) -> torch.Tensor | None:
+        """The target's ids [draft vocab] of the columns of its rows; None where column i is token i."""
 
     @property
     def max_length(self) -> int | None:
@@ -58,10 +62,10 @@ class DraftHead(Protocol):
         """
 
     def pending_rows(self, sequence_ids: Sequence[int]) -> list[torch.Tensor]:
-        """The row [vocab] after the pending token: what the last entry guesses. Right after an `extend` of each."""
+        """The row [draft vocab] after the pending token, the last entry's guess. Right after an `extend` of each."""
 
     def guess(self, guesses: Sequence[Guesses]) -> list[torch.Tensor]:
-        """Adds entries below rows that exist; their own rows, [n, vocab] each. The states above stand for features."""
+        """Adds entries below rows that exist; their own rows [n, draft vocab]. The states above stand for features."""
 
     def fork(self, parent_id: int, sequence_id: int, length: int) -> None:
         """Opens a sequence that knows the features of the parent's first `length` positions, and their entries."""
@@ -80,6 +84,7 @@ class CachedHead:
     def __init__(self, head: EagleHead) -> None:
         self.head = head
         self.taps, self.vocab_size, self.max_length = head.taps, head.vocab_size, head.arch.max_positions
+        self.token_map = head.token_map
         arch, like = head.arch, head.embedding
         self._shape = CacheShape(1, arch.kv_heads, arch.head_dim, arch.max_positions, like.dtype, like.device)
         self._memories: dict[int, _Memory] = {}
@@ -158,7 +163,7 @@ class CachedHead:
         )
         return thoughts
 
-    def _logits(self, spoken: torch.Tensor) -> torch.Tensor:  # [rows, hidden] -> [rows, vocab]
+    def _logits(self, spoken: torch.Tensor) -> torch.Tensor:  # [rows, hidden] -> [rows, draft vocab]
         return self.head.logits(_grouped(spoken))[: len(spoken)]
 
 

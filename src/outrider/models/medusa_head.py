@@ -59,20 +59,12 @@ class MedusaHeads(nn.Module):
         return self.config.heads
 
     def forward(self, states: torch.Tensor, count: int | None = None) -> torch.Tensor:
-        """Logits [n, count, draft_vocab] of the first `count` heads (None: all).
+        """Logits [n, count, draft_vocab] of the first `count` heads (None: all). `token_map` names the columns.
 
         `states` [n, hidden] are the target's after its last layer, before its final norm. Differentiable.
         """
         normed = self._normed(states)
         return torch.stack([self._speak(i, normed) for i in range(count or self.count)], dim=1)
-
-    def target_rows(self, states: torch.Tensor, count: int | None = None) -> torch.Tensor:
-        """`forward` over the target's ids, [n, count, vocab]: -inf where a token is not in the draft vocabulary."""
-        logits: torch.Tensor = self(states, count)
-        if self.token_map is None:
-            return logits
-        rows = logits.new_full((*logits.shape[:2], self.config.vocab_size), -torch.inf)
-        return rows.index_copy(2, self.token_map, logits)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors as they are now, under the names of `Head.tensors`."""

@@ -25,6 +25,8 @@ class ScriptedHead:
     position in order, guesses below rows that exist. `calls` counts the calls by name.
     """
 
+    token_map: torch.Tensor | None = None
+
     def __init__(self, texts: Mapping[int, Sequence[int]], *, vocab_size: int, corrupted: float = 0.3, seed: int = 0,
                  taps: tuple[int, ...] = (1,), max_length: int | None = None) -> None:  # fmt: skip
         assert 0.0 <= corrupted <= 1.0, f"corrupted is a share, not {corrupted}"

@@ -87,13 +87,14 @@ class _Script:
     """Heads that read a place and look its text up."""
 
     row_invariant = True
+    token_map: torch.Tensor | None = None
 
     def __init__(self, texts: Mapping[int, Sequence[int]], vocab_size: int, count: int, corrupted: float,
                  seed: int) -> None:  # fmt: skip
         self.count = count
         self._texts, self._vocab_size, self._corrupted, self._seed = texts, vocab_size, corrupted, seed
 
-    def target_rows(self, states: torch.Tensor, count: int) -> torch.Tensor:  # [n, 2] -> [n, count, vocab]
+    def __call__(self, states: torch.Tensor, count: int) -> torch.Tensor:  # [n, 2] -> [n, count, vocab]
         places = [(int(sequence), int(position)) for sequence, position in states.tolist()]
         return torch.tensor(np.array([[self._row(i, *place) for i in range(count)] for place in places]))
 

@@ -22,7 +22,7 @@ def tiny_eagle(target: TappedTarget, *, seed: int = 0, max_positions: int = 4096
 def tiny_eagle3(
     target: TappedTarget, *, seed: int = 0, draft_vocab: int | None = None, max_positions: int = 4096
 ) -> CachedHead:
-    """An EAGLE-3 head for this target, whose taps it adds to the target's; `draft_vocab` tokens, every other one."""
+    """An EAGLE-3 head for this target, whose taps it adds to the target's; `draft_vocab` tokens, evenly spread."""
     config = EagleConfig(
         True, tiny_arch(target, max_positions), target.hidden_size, draft_vocab or target.vocab_size,
         taps=(0, 1, target.num_layers),
@@ -39,8 +39,8 @@ def tiny_arch(target: TappedTarget, max_positions: int) -> Arch:
 
 def _cached(target: TappedTarget, config: EagleConfig, seed: int) -> CachedHead:
     mapped = config.draft_vocab < config.arch.vocab_size
-    token_map = torch.arange(config.draft_vocab) * 2 % config.arch.vocab_size if mapped else None
-    head = fresh_head(config, seed=seed, token_map=token_map)
+    spread = torch.arange(config.draft_vocab) * config.arch.vocab_size // config.draft_vocab
+    head = fresh_head(config, seed=seed, token_map=spread if mapped else None)
     module = EagleHead(head, target.token_weights(), num_layers=target.num_layers)
     module.swap_products(Linear)  # sums that do not hang on the neighbours
     target.tap(module.taps)
