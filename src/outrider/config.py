@@ -11,13 +11,15 @@ from outrider.errors import ConfigError, nearest
 BUILT_IN_METHODS = (
     "none", "ngram", "suffix", "recycling", "lookahead", "draft_model", "self_draft", "medusa", "eagle", "eagle3",
 )  # fmt: skip
-FUTURE_METHODS = ("auto",)
+AUTO = "auto"
+"""Stands for the best list of methods of the loaded model, which is known once it is loaded."""
 FUTURE_KEYS = ("adaptive",)
 
 # Keys that mean something to some methods only; anywhere else they are misplaced.
 _HEADS = ("medusa", "eagle", "eagle3")
-_MODELS = ("draft_model", *_HEADS)
-_SAMPLING = ("self_draft", *_MODELS)
+MODEL_METHODS = ("draft_model", *_HEADS)
+"""Methods that draft with a `model`; only one of them in a list."""
+_SAMPLING = ("self_draft", *MODEL_METHODS)
 _OWNERS: Mapping[str, tuple[str, ...]] = {
     "prompt_lookup_min": ("ngram",),
     "prompt_lookup_max": ("ngram",),
@@ -32,11 +34,12 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     "max_window_size": ("lookahead",),
     "max_ngram_size": ("lookahead",),
     "max_verification_set_size": ("lookahead",),
-    "model": _MODELS,
-    "revision": _MODELS,
-    "max_model_len": _MODELS,
-    "draft_device": _MODELS,
-    "draft_dtype": _MODELS,
+    "model": MODEL_METHODS,
+    "revision": MODEL_METHODS,
+    "max_model_len": MODEL_METHODS,
+    "draft_device": MODEL_METHODS,
+    "draft_dtype": MODEL_METHODS,
+    "check_head": _HEADS,
     "draft_sample_method": _SAMPLING,
     "num_steps": ("recycling", *_SAMPLING),
     "topk": ("suffix", "recycling", *_SAMPLING),
@@ -93,6 +96,7 @@ class SpeculativeConfig:
     draft_sample_method: str | None = None
     draft_device: str | None = None
     draft_dtype: str | None = None
+    check_head: bool | None = None
     guarantee: str = "same_text"
     rejection_sample_method: str | None = None
     num_speculative_tokens_per_batch_size: Sequence[Sequence[int]] | None = None
@@ -134,6 +138,11 @@ class SpeculativeConfig:
     @property
     def methods(self) -> tuple[str, ...]:
         return (self.method,) if isinstance(self.method, str) else tuple(self.method)
+
+    @property
+    def lacks_model(self) -> bool:
+        """Whether a method drafts with a `model` and none is named: a shipped one may serve."""
+        return self.model is None and any(name in MODEL_METHODS for name in self.methods)
 
     @property
     def depth(self) -> int:
@@ -193,9 +202,9 @@ class SpeculativeConfig:
         if not self.methods:
             raise ConfigError("method is an empty list; use 'none' for plain decoding")
         for name in self.methods:
-            if name in FUTURE_METHODS:
+            if name == AUTO and len(self.methods) > 1:
                 raise ConfigError(
-                    f"method {name!r} is not supported yet; available: {', '.join(BUILT_IN_METHODS)}"
+                    f"method {list(self.methods)!r}: 'auto' chooses a list itself and stands alone"
                 )
         if len(self.methods) > 1 and ("none" in self.methods or len(set(self.methods)) < len(self.methods)):
             raise ConfigError(
@@ -216,6 +225,10 @@ class SpeculativeConfig:
             value = getattr(self, name)
             if (value is not None or name == "guarantee") and value not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+        for name in ("suffix_share_requests", "check_head"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, bool):
+                raise ConfigError(f"{name} must be true or false, not {value!r}")
         self._check_suffix_values()
         if self.skip_layers is not None:
             object.__setattr__(self, "skip_layers", _layer_list(self.skip_layers))
@@ -233,10 +246,6 @@ class SpeculativeConfig:
                 isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= highest
             ):
                 raise ConfigError(f"{name} must be a number from 0 to {highest:g}, not {value!r}")
-        if self.suffix_share_requests is not None and not isinstance(self.suffix_share_requests, bool):
-            raise ConfigError(
-                f"suffix_share_requests must be true or false, not {self.suffix_share_requests!r}"
-            )
 
     def _check_owners(self) -> None:
         own_names = [name for name in self.methods if name not in BUILT_IN_METHODS]
@@ -245,9 +254,7 @@ class SpeculativeConfig:
                 raise ConfigError(
                     f"{key} belongs to method {' or '.join(owners)}, not to {', '.join(self.methods)}"
                 )
-        needing = [name for name in self.methods if name in _MODELS]
-        if needing and self.model is None:
-            raise ConfigError(f"method {needing[0]!r} needs 'model': the draft's hub id, folder or file")
+        needing = [name for name in self.methods if name in MODEL_METHODS]
         if len(needing) > 1:
             raise ConfigError(
                 f"methods {' and '.join(needing)} both need 'model', which names one: keep one of them"

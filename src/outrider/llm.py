@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from outrider.core.records import Budget, Completion, Context, Draft, Guarantee,
 from outrider.core.rules import RejectionMethod, RuleBook
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence as Running
+from outrider.drafters.auto import settled
+from outrider.drafters.calibration import Prompts, calibration_prompts
 from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.registry import build_drafter, check_methods
 from outrider.drafters.setup import DrafterSetup, tapped
@@ -183,7 +186,7 @@ class LLM:
     def _join(
         self, target: TargetModel, tokenizer: Tokenizer, config: SpeculativeConfig, threads: int | None
     ) -> None:
-        config = _fitting(config, target)
+        config = _fitting(settled(config, target), target)
         self.target = target
         self.tokenizer = tokenizer
         self.config = config
@@ -195,6 +198,7 @@ class LLM:
             target,
             load_draft=lambda: load_draft(config, tokenizer, target, threads),
             load_head=lambda: load_head(config),
+            prompts=lambda: _calibration(tokenizer),
         )
         drafter = _tapping(build_drafter(setup), target)
         method = config.rejection_sample_method
@@ -299,6 +303,15 @@ def _fitting(config: SpeculativeConfig, target: TargetModel) -> SpeculativeConfi
         return config
     logger.warning("%s takes no tree mask: drafting chains instead of trees", type(target).__name__)
     return dataclasses.replace(config, topk=None, tree_budget=None)
+
+
+def _calibration(tokenizer: Tokenizer) -> Prompts:
+    """The tokens of the texts that heads are checked on."""
+    prompts: list[tuple[int, ...]] = []
+    for text in calibration_prompts():
+        with suppress(ParameterError):  # this vocabulary cannot write it
+            prompts.append(tuple(tokenizer.encode(text)))
+    return tuple(prompts)
 
 
 def _tapping(drafter: Drafter, target: TargetModel) -> Drafter:

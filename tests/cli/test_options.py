@@ -63,7 +63,6 @@ def test_a_flag_that_contradicts_the_json_is_refused_naming_both(
         (["--speculative-config", '{"num_speculative_token": 3}'], "did you mean 'num_speculative_tokens'?"),
         (["--speculative-config", '{"adaptive": true}'], "'adaptive' is not supported yet"),
         (["--method", "ngram,"], "empty name"),
-        (["--method", "medusa"], "method 'medusa' needs 'model'"),
         (["--num-speculative-tokens", "3"], "needs a method"),
         (["--method", "ngram", "--tree-budget", "8"], "not to ngram"),
         (["--method", "ngram", "--guarantee", "same_speed"], "guarantee must be one of"),

@@ -9,6 +9,7 @@ import torch
 
 from outrider.core.protocols import Drafter, TappedTarget
 from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.head_check import check_at_load
 from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.setup import DrafterSetup, tapped
 from outrider.errors import ConfigError
@@ -66,6 +67,8 @@ def _fitted(setup: DrafterSetup) -> tuple[TappedTarget, Head]:
     )
     for finding in head.findings:
         _LOG.info("%s: %s", head.name, finding)
+    if setup.config.check_head is not False:
+        check_at_load(target, head, setup.prompts())
     return target, head if target.max_length is None else with_positions(head, target.max_length)
 
 

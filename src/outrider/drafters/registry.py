@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
-from outrider.config import BUILT_IN_METHODS, FUTURE_METHODS, SpeculativeConfig
+from outrider.config import AUTO, BUILT_IN_METHODS, SpeculativeConfig
 from outrider.core.protocols import Drafter, LayeredTarget
 from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.draft_model import ModelDrafter
@@ -28,7 +28,10 @@ ENTRY_POINT_GROUP = "outrider.drafters"
 
 
 def build_drafter(setup: DrafterSetup) -> Drafter:
-    """The drafter of the configured method, or of the list of methods. Raises `ConfigError`."""
+    """The drafter of the configured method, or of the list of methods. Raises `ConfigError`.
+
+    What the configuration leaves open is settled before (`drafters.auto.settled`).
+    """
     members = [_factory(name)(setup) for name in setup.config.methods]
     return members[0] if len(members) == 1 else ChainedDrafter(members)
 
@@ -36,7 +39,8 @@ def build_drafter(setup: DrafterSetup) -> Drafter:
 def check_methods(config: SpeculativeConfig) -> None:
     """Raises `ConfigError` on a method that nobody provides, before anything costly is loaded."""
     for name in config.methods:
-        _factory(name)
+        if name != AUTO:
+            _factory(name)
 
 
 def _factory(name: str) -> Callable[[DrafterSetup], Drafter]:
@@ -57,7 +61,7 @@ def _factory(name: str) -> Callable[[DrafterSetup], Drafter]:
     found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if name not in found:
         known = [*BUILT_IN_METHODS, *found]
-        hint = nearest(name, [*known, *FUTURE_METHODS])
+        hint = nearest(name, [*known, AUTO])
         raise ConfigError(f"unknown method {name!r}{hint or '; available: ' + ', '.join(known)}")
     factory: Callable[[DrafterSetup], Drafter] = found[name].load()
     return factory

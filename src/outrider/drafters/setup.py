@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from outrider.config import SpeculativeConfig
 from outrider.core.protocols import TappedTarget, TargetModel
+from outrider.drafters.calibration import Prompts
 from outrider.drafters.growth import SampleMethod
 from outrider.errors import ConfigError
 from outrider.models.heads import Head
@@ -25,13 +26,15 @@ def tapped(target: TargetModel) -> TappedTarget:
 class DrafterSetup:
     """The settings, the loaded target, and how to get what they name.
 
-    `load_draft` loads the configured draft model, checked against the target; `load_head` reads the configured head.
+    `load_draft` loads the configured draft model, checked against the target; `load_head` reads the configured head;
+    `prompts` are short texts that a head is checked on, as the target's tokens: without any it is not.
     """
 
     config: SpeculativeConfig
     target: TargetModel
     load_draft: Callable[[], TargetModel]
     load_head: Callable[[], Head]
+    prompts: Callable[[], Prompts] = tuple
 
     @property
     def sample_method(self) -> SampleMethod:

@@ -1,0 +1,73 @@
+"""Settles what a configuration leaves open until the target is known: `auto`, and drafts without a `model`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from outrider.config import AUTO, MODEL_METHODS, SpeculativeConfig
+from outrider.core.protocols import TargetModel
+from outrider.errors import ConfigError
+from outrider.models.shipped import ShippedDrafts, find_shipped
+
+_LOG = logging.getLogger(__name__)
+MODEL_FREE: Mapping[str, Any] = {"method": "suffix"}
+"""The best methods that need no draft of their own: 1.41x plain on Spec-Bench at temperature 0 (docs/log.md)."""
+_DEPTHS = ("num_speculative_tokens", "num_steps")
+
+
+def settled(config: SpeculativeConfig, target: TargetModel) -> SpeculativeConfig:
+    """The configuration with the methods that `auto` stands for, and the folder of a shipped draft as its `model`.
+
+    What the caller set beside `auto` outranks the preset. Raises `ConfigError` for a draft that is neither named nor
+    shipped, and for a preset that names one.
+    """
+    if config.methods != (AUTO,) and not config.lacks_model:
+        return config
+    shipped = find_shipped(target)
+    if config.methods == (AUTO,):
+        settings = auto_settings(shipped, target)
+        config = SpeculativeConfig.of({**settings, **_given(config, settings)})
+        origin = f"measured best with the drafts shipped for {shipped.name}" if shipped else "none is shipped"
+        _LOG.info("method auto: %s (%s)", ", ".join(config.methods), origin)
+    return _with_model(config, shipped)
+
+
+def auto_settings(shipped: ShippedDrafts | None, target: TargetModel) -> Mapping[str, Any]:
+    """What `auto` stands for on a target: the preset beside its drafts, else the best methods without a model."""
+    preset = None if shipped is None else shipped.preset(target)
+    return MODEL_FREE if preset is None else preset
+
+
+def _given(config: SpeculativeConfig, preset: Mapping[str, Any]) -> dict[str, Any]:
+    """What the caller set, with the preset's other name of the same setting taken back."""
+    defaults = SpeculativeConfig()
+    given = {
+        field.name: getattr(config, field.name)
+        for field in fields(SpeculativeConfig)
+        if field.name != "method" and getattr(config, field.name) != getattr(defaults, field.name)
+    }
+    if any(key in given for key in _DEPTHS):
+        given |= {key: None for key in _DEPTHS if key in preset and key not in given}
+    return given
+
+
+def _with_model(config: SpeculativeConfig, shipped: ShippedDrafts | None) -> SpeculativeConfig:
+    """The configuration with the shipped draft that its methods need, where it names none."""
+    if not config.lacks_model:
+        return config
+    [method] = [name for name in config.methods if name in MODEL_METHODS]
+    drafts = {} if shipped is None else shipped.drafts
+    if method not in drafts:
+        known = (
+            f"shipped for {shipped.name}: {', '.join(drafts) or 'none'}"
+            if shipped
+            else "none is shipped for it"
+        )
+        raise ConfigError(
+            f"method {method!r} needs 'model': the draft's hub id, folder or file ({known}; `outrider train` makes one)"
+        )
+    _LOG.info("method %s: the draft shipped for %s", method, shipped.name if shipped else "")
+    return replace(config, model=str(drafts[method]))

@@ -1,0 +1,151 @@
+"""Drafts that come with the package: found by what a loaded target is, not by what it is called.
+
+A folder per model in `PLACE`: `identity.json` (`ModelIdentity`), a folder per draft named after its method, and
+`preset.json`, the list of methods that was measured best, by the target's precision.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.core.protocols import TappedTarget, TargetModel
+from outrider.errors import ModelLoadError
+from outrider.models.placement import placement_of
+
+PLACE = Path(__file__).parent.parent / "shipped"
+METHODS = ("eagle3", "eagle", "medusa", "draft_model")
+_IDENTITY, _PRESET = "identity.json", "preset.json"
+_ROWS, _COLUMNS = 8, 64
+_NEAR = (
+    0.25  # relative distance: 4-bit weights are about 0.1 from those they were made of, other models above 1
+)
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What a model is known by: its sizes and some numbers of its embedding, which every precision nearly keeps.
+
+    `values[i]`: the numbers of token `tokens[i]` in `columns`. Models that were trained on from one another may be too
+    near to be told apart; a draft for one is then merely less often right for the other.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    tokens: tuple[int, ...]
+    columns: tuple[int, ...]
+    values: tuple[tuple[float, ...], ...]
+
+    @staticmethod
+    def of(target: TappedTarget) -> ModelIdentity:
+        """Of a loaded target."""
+        tokens = _spread(target.vocab_size, _ROWS)
+        columns = _spread(target.hidden_size, _COLUMNS)
+        values = _numbers(target, tokens, columns)
+        rows = tuple(tuple(round(number, 5) for number in row) for row in values.tolist())
+        return ModelIdentity(target.vocab_size, target.hidden_size, target.num_layers, tokens, columns, rows)
+
+    def is_of(self, target: TappedTarget) -> bool:
+        """Whether this is the target's, in whatever precision it was loaded."""
+        sizes = (target.vocab_size, target.hidden_size, target.num_layers)
+        if sizes != (self.vocab_size, self.hidden_size, self.num_layers):
+            return False
+        mine = torch.tensor(self.values)
+        theirs = _numbers(target, self.tokens, self.columns)
+        return bool((mine - theirs).norm() <= _NEAR * mine.norm())
+
+
+@dataclass(frozen=True)
+class ShippedDrafts:
+    """The drafts for one model. `presets`: settings by precision, such as `native gguf`, `bfloat16` or `default`."""
+
+    name: str
+    drafts: Mapping[str, Path]
+    presets: Mapping[str, Mapping[str, Any]]
+
+    def preset(self, target: TargetModel) -> Mapping[str, Any] | None:
+        """The settings measured best for the precision of this target, None where there are none."""
+        placement = placement_of(target)
+        for key in (f"{placement.target} {placement.dtype}", placement.dtype, "default"):
+            if key is not None and key in self.presets:
+                return self.presets[key]
+        return None
+
+
+def find_shipped(target: TargetModel, place: Path | None = None) -> ShippedDrafts | None:
+    """What comes with the package (or lies in `place`) for this target; None where nothing does.
+
+    Raises `ModelLoadError` naming a file that cannot be read.
+    """
+    place = PLACE if place is None else place
+    if not isinstance(target, TappedTarget) or not place.is_dir():
+        return None
+    for folder in sorted(path for path in place.iterdir() if (path / _IDENTITY).is_file()):
+        if _identity_in(folder).is_of(target):
+            drafts = {method: folder / method for method in METHODS if (folder / method).is_dir()}
+            return ShippedDrafts(folder.name, drafts, _presets_in(folder))
+    return None
+
+
+def shipped_drafts(target: TargetModel, place: Path | None = None) -> Mapping[str, Path]:
+    """The folder of the shipped draft by method; empty where none is shipped for this target."""
+    found = find_shipped(target, place)
+    return {} if found is None else found.drafts
+
+
+def write_identity(target: TappedTarget, folder: Path) -> None:
+    """Writes what a folder of drafts is found by."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(asdict(ModelIdentity.of(target)))
+    (folder / _IDENTITY).write_text(text + "\n", encoding="utf-8")
+
+
+def _identity_in(folder: Path) -> ModelIdentity:
+    stored = _read(folder / _IDENTITY)
+    try:
+        numbers = (int(stored[key]) for key in ("vocab_size", "hidden_size", "num_layers"))
+        tokens, columns = (tuple(map(int, stored[key])) for key in ("tokens", "columns"))
+        values = tuple(tuple(map(float, row)) for row in stored["values"])
+        return ModelIdentity(*numbers, tokens, columns, values)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ModelLoadError(
+            f"{folder / _IDENTITY}: {error!r} is no identity of a model: write it anew"
+        ) from None
+
+
+def _presets_in(folder: Path) -> Mapping[str, Mapping[str, Any]]:
+    path = folder / _PRESET
+    if not path.is_file():
+        return {}
+    stored = _read(path)
+    for name, settings in stored.items():
+        if not isinstance(settings, dict) or "method" not in settings:
+            raise ModelLoadError(f"{path}: preset {name!r} must be settings with a method: repair the file")
+    return stored
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path}: cannot be read ({error}): install the package anew") from None
+    if not isinstance(stored, dict):
+        raise ModelLoadError(f"{path}: must hold a JSON object: install the package anew")
+    return stored
+
+
+def _spread(count: int, wanted: int) -> tuple[int, ...]:
+    """Up to `wanted` numbers below `count`, evenly apart."""
+    wanted = min(wanted, count)
+    return tuple(index * count // wanted for index in range(wanted))
+
+
+def _numbers(target: TappedTarget, tokens: tuple[int, ...], columns: tuple[int, ...]) -> torch.Tensor:
+    embedding = target.token_weights().embedding
+    return embedding[list(tokens)][:, list(columns)].to("cpu", torch.float32)
