@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -44,6 +45,11 @@ class World:
         for parameter, own in zip(parameters, torch.split(flat, sizes)):
             parameter.grad = own.view_as(parameter)
 
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.size > 1:
+            distributed.barrier()
+
     def agree(self, parameters: Sequence[Parameter]) -> None:
         """Gives every process the parameters of the first."""
         if self.size > 1:
@@ -56,6 +62,7 @@ def _gradient(parameter: Parameter) -> torch.Tensor:
 
 
 ALONE = World()
+_PATIENCE = timedelta(days=2)  # the others wait while the first answers prompts
 
 
 @contextmanager
@@ -65,7 +72,8 @@ def world(device: torch.device | str) -> Iterator[World]:
     if size == 1:
         yield ALONE
         return
-    distributed.init_process_group("nccl" if torch.device(device).type == "cuda" else "gloo")
+    backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
+    distributed.init_process_group(backend, timeout=_PATIENCE)
     try:
         yield World(distributed.get_rank(), size)
     finally:

@@ -1,0 +1,70 @@
+"""Live acceptance: held-out prompts decoded with the written draft, beside plain decoding and the offline count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.core.records import Completion, SpeculationStats
+from outrider.core.sampling import SamplingParams
+from outrider.llm import LLM
+from outrider.train.playback import cumulative_acceptance
+from outrider.train.texts import Text
+
+_ALONE = 8  # texts that are timed one at a time, in turn with plain decoding
+AGREEMENT = 0.02
+"""How far live and offline tokens per pass may be apart, as a share."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """What a draft came to in decoding at temperature 0, one chain per round."""
+
+    stats: SpeculationStats
+    differing: int  # texts that are not those of plain decoding
+    plain_seconds: float  # decoding of the timed texts
+    drafted_seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Times plain decoding, prefill apart."""
+        return self.plain_seconds / self.drafted_seconds if self.drafted_seconds else 0.0
+
+    def apart(self, offline: SpeculationStats) -> float:
+        """How far live tokens per pass are from those counted offline, as a share."""
+        return self.stats.tokens_per_pass / offline.tokens_per_pass - 1.0
+
+    def figures(self, offline: SpeculationStats) -> Mapping[str, Any]:
+        """For the provenance."""
+        return {
+            "tokens_per_pass": round(self.stats.tokens_per_pass, 4),
+            "tokens_per_pass_offline": round(offline.tokens_per_pass, 4),
+            "acceptance_by_position": [round(share, 4) for share in cumulative_acceptance(self.stats)],
+            "speed_ratio": round(self.speed, 3),
+            "differing_texts": self.differing,
+        }
+
+
+def measure_live(
+    llm: LLM, method: str, draft: Path, texts: Sequence[Text], num_spec_tokens: int, most_new: int
+) -> Live:
+    """Decodes the prompts of `texts` (temperature 0) with chains of `num_spec_tokens` by the draft in a folder."""
+    drafting = llm.with_speculation(
+        {"method": method, "model": str(draft), "num_speculative_tokens": num_spec_tokens}
+    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=most_new)
+    timed, rest = texts[:_ALONE], texts[_ALONE:]
+    plain_seconds = drafted_seconds = 0.0
+    done: list[Completion] = []
+    for text in timed:
+        [plain] = llm.generate([list(text.prompt)], sampling)
+        [drafted] = drafting.generate([list(text.prompt)], sampling)
+        plain_seconds += plain.timings.decode_seconds
+        drafted_seconds += drafted.timings.decode_seconds
+        done.append(drafted)
+    done += drafting.generate([list(text.prompt) for text in rest], sampling) if rest else []
+    differing = sum(text.answer != found.token_ids for text, found in zip(texts, done))
+    stats = SpeculationStats.total([found.stats for found in done])
+    return Live(stats, differing, plain_seconds, drafted_seconds)

@@ -1,0 +1,107 @@
+"""`TrainSettings`: what `outrider train` is asked for, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.errors import ConfigError, nearest
+from outrider.train.losses import loss_named
+
+METHODS = ("eagle3", "medusa", "draft_model")
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """The shape of the draft, and by which loss it learns. What a method has no use for must stay None.
+
+    Raises `ConfigError` naming the value.
+    """
+
+    method: str
+    draft_vocab_size: int | None = None
+    target_layer_ids: tuple[int, ...] | None = None  # eagle3: layers whose inputs are read
+    loss_fn: str = "kl_div"
+    ttt_steps: int | None = None  # eagle3: unrolled steps; draft_model: positions it is judged at
+    num_heads: int | None = None  # medusa
+    layers: tuple[int, ...] | None = None  # draft_model: the target's layers that the student is made of
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ConfigError(
+                f"method must be one of {', '.join(METHODS)}, not {self.method!r}{nearest(self.method, METHODS)}"
+            )
+        loss_named(self.loss_fn)
+        for name, owners in (
+            ("target_layer_ids", ("eagle3",)),
+            ("ttt_steps", ("eagle3", "draft_model")),
+            ("num_heads", ("medusa",)),
+            ("layers", ("draft_model",)),
+        ):
+            if getattr(self, name) is not None and self.method not in owners:
+                raise ConfigError(
+                    f"{name} is a setting of {' and '.join(owners)}, not of {self.method}: remove it"
+                )
+        for name, most in (("draft_vocab_size", 1 << 20), ("ttt_steps", 16), ("num_heads", 16)):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise ConfigError(f"{name} must be from 1 to {most}, not {value}")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """One training run. Raises `ConfigError` naming the value."""
+
+    shape: DraftShape
+    prompts: tuple[Path, ...]
+    output: Path
+    budget: float | None = None  # seconds for everything; None: until the steps are done
+    epochs: float = 3.0  # passes over the answers, where neither budget nor steps say how long
+    steps: int | None = None
+    answer_tokens: int | None = None  # stop answering after so many
+    answers: Path | None = None  # where answers are kept, and found again by other runs
+    most_new: int = 256  # tokens of an answer
+    most_prompt: int = 768  # tokens; longer prompts are left out
+    learning_rate: float | None = None
+    batch_tokens: int = 4096
+    seed: int = 0
+    forms: tuple[str, ...] = ()  # further forms to export to, beside the one that is drafted with
+    device: str = "cpu"
+    memory: int = 6 << 30  # bytes of hidden states that are kept
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise ConfigError("no prompts are given: name files with --prompts")
+        for name in ("budget", "epochs", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be above 0, not {value}")
+        for name in ("steps", "answer_tokens", "most_new", "most_prompt", "batch_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.budget is not None and self.steps is not None:
+            raise ConfigError("budget and steps both say how long training takes: give one of the two")
+
+    @property
+    def work(self) -> Path:
+        """Where a run keeps what it goes on from."""
+        return self.output / "training"
+
+    @property
+    def answer_folder(self) -> Path:
+        """Where the target's answers are."""
+        return self.answers or self.work
+
+
+def seconds_of(text: str) -> float:
+    """A time such as `90s`, `15m`, `1h30m` or `20` (minutes), in seconds. Raises `ConfigError`."""
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text) * 60
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smh])", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ConfigError(f"budget must be a time like 15m, 90s or 1h30m, not {text!r}")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
