@@ -1,12 +1,13 @@
-"""Methods that need no draft model, on Spec-Bench questions, interleaved with plain decoding: speed and what it is of.
+"""Draft methods on public questions, interleaved with plain decoding: speed and what it is of.
 
     OUTRIDER_PROMPTS=FOLDER python benchmarks/methods.py [--activations int8] [--prompts-per-task 20] [--tokens 128]
-        [--temperature 0 0.8] [--methods JSON] [--state FILE]
+        [--temperature 0 0.8] [--tasks NAME ...] [--methods JSON] [--state FILE]
 
 Reads `spec_bench.jsonl` from the folder: the first turns of the first questions of each task, in file order; `mt_bench`
-stands for its eight categories. All methods share one loaded target. Every question is answered plainly and by every
-method, with one seed, one after the other; who begins changes from question to question. The texts must be equal. Only
-decoding is timed, not prefill. Memory bandwidth is probed before and after each task.
+stands for its eight categories. The tasks gsm8k_test, humaneval and edit_eval have files of their own there. The
+methods are those that need no model unless named. All methods share one loaded target. Every question is answered
+plainly and by every method, with one seed, one after the other; who begins changes from question to question. The texts
+must be equal. Only decoding is timed, not prefill. Memory bandwidth is probed before and after each task.
 
 With --state what was measured is kept in a file, a line per question, and a run that was cut off goes on there. Prints
 Markdown tables for each temperature; the last line is JSON.
@@ -18,7 +19,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,14 @@ from outrider.core.records import Completion
 from outrider.models.cost import rates_of
 
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+OWN_FILES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "gsm8k_test": lambda row: str(row["question"]),
+    "humaneval": lambda row: str(row["prompt"]),
+    "edit_eval": lambda row: f"{row['instruction'].strip()}\n\n{row['input']}",
+}
+"""Tasks with a file of their own, and the message that a record stands for."""
+POSITIONS = 8
+"""How deep acceptance is counted."""
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "ngram": {"method": "ngram"},
     "suffix": {"method": "suffix"},
@@ -105,25 +114,41 @@ class State:
 
 def questions(llm: LLM, tasks: Sequence[str], count: int, tokens: int) -> list[Question]:
     """The first `count` questions of each task, cut in the middle where no room would be left for `tokens`."""
-    path = Path(os.environ["OUTRIDER_PROMPTS"]) / "spec_bench.jsonl"
     limit = llm.target.max_length
     found: dict[str, list[Question]] = {task: [] for task in tasks}
-    for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-        task = row["category"] if row["category"] in TASKS else TASKS[0]
+    for task, number, message in messages(tasks):
         if len(found.get(task, ())) >= count or task not in found:
             continue
-        ids = llm.tokenizer.chat([{"role": "user", "content": row["turns"][0]}]).token_ids
+        ids = llm.tokenizer.chat([{"role": "user", "content": message}]).token_ids
         room = len(ids) if limit is None else limit - tokens
         cut = len(ids) > room
         if cut:  # instructions stand at either end
             ids = ids[: room // 2] + ids[-(room - room // 2) :]
-        found[task].append(Question(task, row["question_id"], tuple(ids), cut))
+        found[task].append(Question(task, number, tuple(ids), cut))
     return [question for asked in found.values() for question in asked]
+
+
+def messages(tasks: Sequence[str]) -> Iterator[tuple[str, int, str]]:
+    """Task, number and message of every question of the files that the tasks need, in file order."""
+    folder = Path(os.environ["OUTRIDER_PROMPTS"])
+    if set(tasks) & set(TASKS):
+        for row in map(json.loads, (folder / "spec_bench.jsonl").read_text(encoding="utf-8").splitlines()):
+            yield (
+                row["category"] if row["category"] in TASKS else TASKS[0],
+                row["question_id"],
+                row["turns"][0],
+            )
+    for task in (task for task in tasks if task in OWN_FILES):
+        lines = (folder / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()
+        for number, row in enumerate(map(json.loads, lines)):
+            yield task, number, OWN_FILES[task](row)
 
 
 def measured(done: Completion) -> dict[str, float]:
     stats = done.stats
+    reached = [sum(stats.acceptance_histogram[depth:]) for depth in range(1, POSITIONS + 1)]
     return {
+        **{f"kept_{depth}": count for depth, count in enumerate(reached, start=1)},
         "seconds": done.timings.decode_seconds,
         "rounds": stats.num_rounds,
         "drafting": stats.num_spec_steps,
@@ -187,7 +212,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--dtype", default="gguf")
     parser.add_argument("--activations", default="bfloat16", choices=("bfloat16", "int8", "float32", "auto"))
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=(*TASKS, *OWN_FILES), default=list(TASKS))
     parser.add_argument("--prompts-per-task", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 0.8])

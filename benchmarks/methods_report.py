@@ -57,10 +57,13 @@ class Traces:
     def total(self, name: str, key: str, task: str | None = None) -> float:
         return sum(a.runs[name][key] for a in self.answers if task in (None, a.task))
 
-    def counts(self, name: str, task: str | None = None) -> dict[str, float]:
-        """What the rounds of an engine were like."""
+    def counts(self, name: str, task: str | None = None) -> dict[str, Any]:
+        """What the rounds of an engine were like; `kept`: the share of drafts kept to depth 1, 2, ... at least."""
         rounds = self.total(name, "rounds", task)
+        drafting = max(1.0, self.total(name, "drafting", task))
+        kept = [key for key in self.answers[0].runs[name] if key.startswith("kept_")]
         return {
+            "kept": [round(self.total(name, key, task) / drafting, 4) for key in kept],
             "tokens_per_pass": round(self.total(name, "emitted", task) / rounds, 4),
             "rows_per_pass": round(1.0 + self.total(name, "drafted", task) / rounds, 4),
             "drafting": round(self.total(name, "drafting", task) / rounds, 4),
@@ -125,6 +128,9 @@ def _methods(traces: Traces) -> dict[str, Any]:
     _head("tokens per pass, rows per pass, rounds with a draft", columns)
     for name, row in figures.items():
         _row(_marked(name, row[OVERALL]), [_marked(_counted(row[column]), row[column]) for column in columns])
+    _head("share of drafts kept to depth 1, 2, ...", columns)
+    for name, row in figures.items():
+        _row(_marked(name, row[OVERALL]), [_shares(row[column]["kept"]) for column in columns])
     print("\n\\* drafts in under half of the rounds\n")
     return figures
 
@@ -160,7 +166,7 @@ def _print_probes(probes: Sequence[Mapping[str, Any]]) -> None:
     print(f"Read bandwidth before and after each task, GB/s: {shown}\n")
 
 
-def _marked(text: str, figures: Mapping[str, float]) -> str:
+def _marked(text: str, figures: Mapping[str, Any]) -> str:
     return f"{text} \\*" if figures["drafting"] < SELDOM else text
 
 
@@ -168,7 +174,13 @@ def _shown(figure: Mapping[str, float]) -> str:
     return f"{figure['ratio']:.2f} ({figure['low']:.2f}–{figure['high']:.2f})"
 
 
-def _counted(figure: Mapping[str, float]) -> str:
+def _shares(kept: Sequence[float]) -> str:
+    """The shares down to the last depth that any draft was kept to."""
+    reached = [share for share in kept if share > 0.0]
+    return " ".join(f"{share:.2f}".removeprefix("0") for share in reached) or "none"
+
+
+def _counted(figure: Mapping[str, Any]) -> str:
     return f"{figure['tokens_per_pass']:.2f}, {figure['rows_per_pass']:.1f}, {figure['drafting']:.0%}"
 
 
