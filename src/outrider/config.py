@@ -16,8 +16,8 @@ AUTO = "auto"
 FUTURE_KEYS = ("adaptive",)
 
 # Keys that mean something to some methods only; anywhere else they are misplaced.
-_HEADS = ("medusa", "eagle", "eagle3")
-MODEL_METHODS = ("draft_model", *_HEADS)
+HEAD_METHODS = ("medusa", "eagle", "eagle3")
+MODEL_METHODS = ("draft_model", *HEAD_METHODS)
 """Methods that draft with a `model`; only one of them in a list."""
 _SAMPLING = ("self_draft", *MODEL_METHODS)
 _OWNERS: Mapping[str, tuple[str, ...]] = {
@@ -39,7 +39,7 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     "max_model_len": MODEL_METHODS,
     "draft_device": MODEL_METHODS,
     "draft_dtype": MODEL_METHODS,
-    "check_head": _HEADS,
+    "check_head": HEAD_METHODS,
     "draft_sample_method": _SAMPLING,
     "num_steps": ("recycling", *_SAMPLING),
     "topk": ("suffix", "recycling", *_SAMPLING),

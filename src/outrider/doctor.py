@@ -8,14 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.config import HEAD_METHODS
 from outrider.core.protocols import TargetModel
+from outrider.core.records import Budget
 from outrider.core.sampling import SamplingParams
+from outrider.drafters.head_check import HeadReport
+from outrider.drafters.step_cost import DraftCost, draft_cost
 from outrider.errors import ConfigError, ParameterError
 from outrider.llm import LLM
 from outrider.models.cost import Rates, rates_of, row_costs
 from outrider.models.load import ModelSource, load
 from outrider.models.placement import Placement, placement_of
 from outrider.models.precision import LawError, Text, law_error
+from outrider.pairing import load_head
 from outrider.text import Tokenizer
 
 WIDTHS = (1, 2, 4, 8, 12, 16)
@@ -35,6 +40,16 @@ class Checkup:
     rates: Rates
     weight_bytes: int | None
     error: LawError | None
+
+
+@dataclass(frozen=True)
+class DraftCheckup:
+    """What was measured of the configured drafter; `head` is None for methods that have none."""
+
+    methods: tuple[str, ...]
+    model: str | None
+    cost: DraftCost
+    head: HeadReport | None
 
 
 @dataclass(frozen=True)
@@ -105,6 +120,22 @@ def checkup(target: TargetModel, tokenizer: Tokenizer, reference: TargetModel, p
     texts = greedy_texts(reference, tokenizer, prompts, positions=positions, answer_tokens=answer_tokens)
     error = law_error(reference, target, texts, positions)
     return Checkup(placement_of(target), costs, rates, getattr(target, "weight_bytes", None), error)
+
+
+def draft_checkup(llm: LLM, prompts: PromptSet) -> DraftCheckup | None:
+    """Times drafts of the configured methods and measures their head; None without a method that drafts.
+
+    The drafter goes on from the first prompt, said twice so that methods which copy find something.
+    """
+    config = llm.config
+    if config.depth == 0:
+        return None
+    tokens = 2 * tuple(_prompt_ids(llm.tokenizer, prompts.messages[0]))
+    cost = draft_cost(llm.target, llm.drafter, Budget(config.depth, config.nodes), tokens)
+    has_head = any(name in HEAD_METHODS for name in config.methods)
+    head = llm.check_head(load_head(config)) if has_head else None
+    model = config.model if isinstance(config.model, str) else None
+    return DraftCheckup(config.methods, model, cost, head)
 
 
 def _prompt_ids(tokenizer: Tokenizer, message: str) -> Sequence[int]:

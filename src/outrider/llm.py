@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from outrider.config import MOST_DRAFTED, SpeculativeConfig
-from outrider.core.protocols import Chunk, Drafter, TargetModel
+from outrider.core.protocols import Chunk, Drafter, TappedTarget, TargetModel
 from outrider.core.records import Budget, Completion, Context, Draft, Guarantee, RoundResult
 from outrider.core.rules import RejectionMethod, RuleBook
 from outrider.core.sampling import SamplingParams
@@ -19,12 +19,14 @@ from outrider.core.sequence import Sequence as Running
 from outrider.drafters.auto import settled
 from outrider.drafters.calibration import Prompts, calibration_prompts
 from outrider.drafters.chain import ChainedDrafter
+from outrider.drafters.head_check import HeadReport, examine
 from outrider.drafters.registry import build_drafter, check_methods
 from outrider.drafters.setup import DrafterSetup, tapped
 from outrider.engine.controller import BatchSizeController, Controller, FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.errors import ConfigError, GenerationError, ModelLoadError, ParameterError
 from outrider.intake import Intake, Limits, Prompt, as_params, as_prompts
+from outrider.models.heads import Head
 from outrider.models.load import load, resolve
 from outrider.models.placement import spare_torch
 from outrider.pairing import load_draft, load_head
@@ -166,6 +168,15 @@ class LLM:
             self.target.release(sequence_id)
         return torch.cat(rows)
 
+    def check_head(self, head: Head) -> HeadReport | None:
+        """How often a head is right on this target, other readings of its files compared.
+
+        None where the target shows no hidden states, or no calibration text fits it. The target stays tapped.
+        """
+        if not isinstance(self.target, TappedTarget):
+            return None
+        return examine(self.target, head, _calibration(self.tokenizer))
+
     @property
     def guarantee(self) -> str:
         """What holds for every text: the configured guarantee, qualified where the target is not row-invariant."""
@@ -200,7 +211,7 @@ class LLM:
             load_head=lambda: load_head(config),
             prompts=lambda: _calibration(tokenizer),
         )
-        drafter = _tapping(build_drafter(setup), target)
+        self.drafter = drafter = _tapping(build_drafter(setup), target)
         method = config.rejection_sample_method
         self._engine = Engine(
             Parts(

@@ -49,8 +49,11 @@ def inspect(model: str, draft: str | None, as_json: bool, **given: Any) -> int:
 
 
 def describe(llm: LLM) -> dict[str, Any]:
-    """The facts of a loaded model, ready for JSON."""
+    """The facts of a loaded model, ready for JSON; `auto` is what method auto stands for."""
+    from outrider.models.shipped import auto_settings, find_shipped
+
     target, tokenizer = llm.target, llm.tokenizer
+    shipped = find_shipped(target)
     return {
         "family": _family(target),
         "layers": getattr(target, "num_layers", None),
@@ -68,6 +71,8 @@ def describe(llm: LLM) -> dict[str, Any]:
         "row_invariant": target.row_invariant,
         "guarantee": llm.guarantee,
         "guarantee_reason": llm.guarantee_reason,
+        "shipped_drafts": [] if shipped is None else list(shipped.drafts),
+        "auto": dict(auto_settings(shipped, target)),
     }
 
 
@@ -129,7 +134,7 @@ def _pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _head_pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The verdict on a target and a draft head, by their sizes alone."""
+    """The verdict on a target and a draft head by their sizes; how often the head is right where they fit."""
     from outrider.core.protocols import TappedTarget
     from outrider.errors import ModelLoadError, PairError
     from outrider.models.head_fit import check_head
@@ -150,7 +155,14 @@ def _head_pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]
         except (ModelLoadError, PairError) as error:
             difference = str(error)
     verdict = "compatible" if difference is None else "incompatible"
-    return {"verdict": verdict, "first_difference": difference, "draft": describe_head(head)}
+    found = llm.check_head(head) if difference is None else None
+    return {
+        "verdict": verdict,
+        "first_difference": difference,
+        "acceptance": None if found is None else [round(share, 3) for share in found.acceptance.by_position],
+        "warning": None if found is None else found.warning,
+        "draft": describe_head(head),
+    }
 
 
 def _print_table(report: dict[str, Any]) -> None:

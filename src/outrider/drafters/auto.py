@@ -10,11 +10,9 @@ from typing import Any
 from outrider.config import AUTO, MODEL_METHODS, SpeculativeConfig
 from outrider.core.protocols import TargetModel
 from outrider.errors import ConfigError
-from outrider.models.shipped import ShippedDrafts, find_shipped
+from outrider.models.shipped import ShippedDrafts, auto_settings, find_shipped
 
 _LOG = logging.getLogger(__name__)
-MODEL_FREE: Mapping[str, Any] = {"method": "suffix"}
-"""The best methods that need no draft of their own: 1.41x plain on Spec-Bench at temperature 0 (docs/log.md)."""
 _DEPTHS = ("num_speculative_tokens", "num_steps")
 
 
@@ -30,15 +28,9 @@ def settled(config: SpeculativeConfig, target: TargetModel) -> SpeculativeConfig
     if config.methods == (AUTO,):
         settings = auto_settings(shipped, target)
         config = SpeculativeConfig.of({**settings, **_given(config, settings)})
-        origin = f"measured best with the drafts shipped for {shipped.name}" if shipped else "none is shipped"
+        origin = f"drafts are shipped for {shipped.name}" if shipped else "no draft is shipped for this model"
         _LOG.info("method auto: %s (%s)", ", ".join(config.methods), origin)
     return _with_model(config, shipped)
-
-
-def auto_settings(shipped: ShippedDrafts | None, target: TargetModel) -> Mapping[str, Any]:
-    """What `auto` stands for on a target: the preset beside its drafts, else the best methods without a model."""
-    preset = None if shipped is None else shipped.preset(target)
-    return MODEL_FREE if preset is None else preset
 
 
 def _given(config: SpeculativeConfig, preset: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from outrider.models.placement import placement_of
 PLACE = Path(__file__).parent.parent / "shipped"
 METHODS = ("eagle3", "eagle", "medusa", "draft_model")
 _IDENTITY, _PRESET = "identity.json", "preset.json"
+MODEL_FREE: Mapping[str, Any] = {"method": "suffix"}
+"""The best methods without a draft of their own: 1.41x plain on Spec-Bench at temperature 0 (docs/log.md)."""
 _ROWS, _COLUMNS = 8, 64
 _NEAR = (
     0.25  # relative distance: 4-bit weights are about 0.1 from those they were made of, other models above 1
@@ -97,6 +99,12 @@ def shipped_drafts(target: TargetModel, place: Path | None = None) -> Mapping[st
     """The folder of the shipped draft by method; empty where none is shipped for this target."""
     found = find_shipped(target, place)
     return {} if found is None else found.drafts
+
+
+def auto_settings(shipped: ShippedDrafts | None, target: TargetModel) -> Mapping[str, Any]:
+    """What method `auto` stands for on a target: the preset beside its drafts, else methods without a model."""
+    preset = None if shipped is None else shipped.preset(target)
+    return MODEL_FREE if preset is None else preset
 
 
 def write_identity(target: TappedTarget, folder: Path) -> None:
