@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "intake": {"core", "text"},
     "stream": {"core", "engine"},
     "llm": {"core", "models", "config", "text", "drafters", "engine", "pairing", "intake", "stream"},
-    "doctor": {"llm", "core", "models", "text"},
+    "doctor": {"llm", "core", "models", "config", "text", "drafters", "pairing"},
     "cli": {"doctor", "llm", "core", "models", "config", "text", "pairing", "intake", "stream"},
     "testing": {"core", "models", "config", "drafters", "engine", "llm"},
 }
