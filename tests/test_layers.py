@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "stream": {"core", "engine"},
     "llm": {"core", "models", "config", "text", "drafters", "engine", "pairing", "intake", "stream"},
     "doctor": {"llm", "core", "models", "config", "text", "drafters", "pairing"},
-    "cli": {"doctor", "llm", "core", "models", "config", "text", "pairing", "intake", "stream"},
+    "train": {"llm", "core", "models", "config", "text", "drafters"},
+    "cli": {"train", "doctor", "llm", "core", "models", "config", "text", "pairing", "intake", "stream"},
     "testing": {"core", "models", "config", "drafters", "engine", "llm"},
 }
 # Third-party packages a part may import; parts not named here may import any.

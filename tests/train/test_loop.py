@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +47,22 @@ class Interrupting(Silent):
 
     def saved(self, step: int) -> None:
         self._count()
+
+
+class Keeping(Silent):
+    """Keeps the curve, and ends the run after a step."""
+
+    def __init__(self, until: int) -> None:
+        self._until = until
+        self.curve = Curve()
+
+    def began(self, steps: int, curve: Curve) -> None:
+        self.curve = curve
+
+    def stepped(self, point: TrainPoint) -> None:
+        self.curve = replace(self.curve, points=(*self.curve.points, point))
+        if point.step == self._until:
+            raise KeyboardInterrupt
 
 
 def trained(folder: Path, settings: LoopSettings = SETTINGS) -> tuple[TinyRecipe, Curve]:
@@ -107,36 +121,54 @@ def test_a_run_that_saves_rarely_goes_back_to_its_last_checkpoint(tmp_path: Path
     assert_same(recipe, straight)
 
 
-def test_a_killed_process_is_continued_from_a_whole_checkpoint(tmp_path: Path) -> None:
-    script = (
-        "import sys, torch; from pathlib import Path; torch.set_num_threads(1)\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_loop import SETTINGS, TinyRecipe, tiny_data, train, replace\n"
-        f"train(TinyRecipe(), tiny_data(), replace(SETTINGS, steps=4000), Path({str(tmp_path / 'killed')!r}))\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", script])
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "killed" / FILE).exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.1)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "it was still at work"
-    long = replace(SETTINGS, steps=4000)
-    done = torch.load(tmp_path / "killed" / FILE, weights_only=True)["step"]
-    assert 0 < done < 4000
+KILLED = """
+import os, signal, sys, threading, time
+from dataclasses import replace
+from pathlib import Path
 
-    recipe, straight = TinyRecipe(), TinyRecipe()
-    until = Interrupting(3 * 60)
-    with pytest.raises(KeyboardInterrupt):
-        train(straight, tiny_data(), long, tmp_path / "straight", observer=until)
-    reached = torch.load(tmp_path / "straight" / FILE, weights_only=True)
-    assert reached["step"] > 0
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, tiny_data(), long, tmp_path / "killed", observer=Interrupting(40))
-    again = torch.load(tmp_path / "killed" / FILE, weights_only=True)
-    count = min(len(again["curve"]["points"]), len(reached["curve"]["points"]))
-    assert again["step"] > done
-    assert Curve.of(again["curve"]).points[:count] == Curve.of(reached["curve"]).points[:count]
+import torch
+
+sys.path.insert(0, sys.argv[1])
+torch.set_num_threads(1)
+
+from tiny_recipe import TinyRecipe, tiny_data
+from outrider.train.loop import LoopSettings, Silent, train
+
+
+class Killing(Silent):
+    def saved(self, step):
+        if step == 20:
+            threading.Thread(target=self.kill, daemon=True).start()
+
+    def kill(self):
+        time.sleep(float(sys.argv[3]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+settings = LoopSettings(steps=100_000, learning_rate=0.02, batch_tokens=60, checkpoint_every=0.0, seed=5)
+train(TinyRecipe(), tiny_data(), settings, Path(sys.argv[2]), observer=Killing())
+"""
+
+
+def test_a_killed_process_leaves_a_whole_checkpoint_that_is_gone_on_from(tmp_path: Path) -> None:
+    delay = random.Random(7).random() * 0.01
+    here, folder = str(Path(__file__).parent), str(tmp_path / "killed")
+    process = subprocess.run([sys.executable, "-c", KILLED, here, folder, str(delay)], timeout=300)
+    assert process.returncode == -signal.SIGKILL
+    done = torch.load(tmp_path / "killed" / FILE, weights_only=True)["step"]
+    assert done >= 20
+
+    settings = replace(SETTINGS, steps=100_000, evaluate_every=200)
+    curves: list[Curve] = []
+    recipes = [TinyRecipe(), TinyRecipe()]
+    for recipe, name in zip(recipes, ("killed", "straight")):
+        observer = Keeping(until=done + 10)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, tiny_data(), settings, tmp_path / name, observer=observer)
+        curves.append(observer.curve)
+    assert len(curves[0].points) == done + 10
+    assert curves[0] == curves[1]
+    assert_same(*recipes)
 
 
 def test_a_finished_run_is_only_loaded(tmp_path: Path) -> None:
@@ -152,9 +184,9 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     trained(tmp_path)
     with pytest.raises(TrainingError, match=r"of a run with learning_rate 0.02, not 0.1; remove it"):
         trained(tmp_path, replace(SETTINGS, learning_rate=0.1))
+    fewer = replace(tiny_data(), texts=TinyTexts(random_texts(29, 3)))
     with pytest.raises(TrainingError, match="of a run with texts 30, not 29"):
-        data = replace(tiny_data(), texts=TinyTexts(random_texts(29, 3)))
-        train(TinyRecipe(), data, SETTINGS, tmp_path)
+        train(TinyRecipe(), fewer, SETTINGS, tmp_path)
     trained(tmp_path, replace(SETTINGS, checkpoint_every=5.0))
 
 
@@ -192,8 +224,9 @@ def test_parameters_that_are_not_trained_stay_and_are_not_saved(tmp_path: Path) 
 
 
 def test_a_run_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> None:
+    recipe = TinyRecipe()
     before = torch.get_rng_state()
-    trained(tmp_path, replace(SETTINGS, steps=2))
+    train(recipe, tiny_data(), replace(SETTINGS, steps=2), tmp_path)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -46,7 +46,7 @@ class Recipe(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """Whose parameters are trained; its `state_dict` is what a checkpoint holds."""
+        """Whose parameters are trained, those that take gradients; they are what a checkpoint holds."""
 
     def judge(self, batch: Batch) -> Judged:
         """The loss of a batch and what its guesses came to; differentiable while the module trains."""
