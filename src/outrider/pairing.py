@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from outrider.config import SpeculativeConfig
-from outrider.core.protocols import TargetModel
+from outrider.core.protocols import TappedTarget, TargetModel
 from outrider.errors import ConfigError, ModelLoadError, PairError
+from outrider.models.borrowed import is_borrowing, read_borrowing
+from outrider.models.borrowed_load import MappedModel, load_borrowing
 from outrider.models.heads import Head, read_head
-from outrider.models.load import load, resolve
+from outrider.models.load import ModelSource, load, resolve
 from outrider.models.pair import PairVerdict, compare_vocabularies
+from outrider.models.settings import RunSettings
 from outrider.text import Tokenizer, load_tokenizer
 
 
@@ -20,10 +23,11 @@ def check_pair(target_tokenizer: Tokenizer, target: TargetModel, draft_tokenizer
 
 
 def load_draft(config: SpeculativeConfig, target_tokenizer: Tokenizer, target: TargetModel,
-               threads: int | None) -> TargetModel:  # fmt: skip
+               threads: int | None) -> TargetModel | MappedModel:  # fmt: skip
     """The configured draft model on its own device and dtype. Raises `PairError` when the vocabularies differ.
 
-    A model that the caller holds is taken as it is: it has no tokenizer here to compare.
+    A model that the caller holds is taken as it is: it has no tokenizer here to compare. One that borrows from its
+    target is known by what it borrows.
     """
     if not isinstance(config.model, str):
         for key in ("draft_dtype", "draft_device", "revision"):
@@ -31,6 +35,8 @@ def load_draft(config: SpeculativeConfig, target_tokenizer: Tokenizer, target: T
                 raise ConfigError(f"{key} has no effect on a draft model that is loaded already: remove it")
         return _held_model(config.model)
     source = resolve(config.model, revision=config.revision)
+    if is_borrowing(source.path):
+        return _borrowing(source, config, target, threads)
     draft = load(
         source,
         dtype=config.draft_dtype or "auto",
@@ -56,6 +62,19 @@ def load_head(config: SpeculativeConfig) -> Head:
     if head.method not in config.methods:
         raise ConfigError(f"{config.model!r:.80} is a head for method {head.method!r}, not {config.method!r}")
     return head
+
+
+def _borrowing(
+    source: ModelSource, config: SpeculativeConfig, target: TargetModel, threads: int | None
+) -> TargetModel | MappedModel:
+    if not isinstance(target, TappedTarget):
+        raise ConfigError(
+            f"draft model {config.model!r} borrows its target's embedding, which {type(target).__name__} does not "
+            "show: use another draft model"
+        )
+    settings = RunSettings(dtype=config.draft_dtype or "auto", threads=threads)
+    draft = read_borrowing(source.path, source.name)
+    return load_borrowing(draft, target, settings, config.draft_device or "cpu")
 
 
 def _held_model(model: object) -> TargetModel:

@@ -11,6 +11,7 @@ import torch
 from outrider.core.protocols import Chunk, TargetModel
 from outrider.core.records import Budget, Context, Draft, RoundResult, TokenView
 from outrider.drafters.growth import Growth, SampleMethod
+from outrider.drafters.rows import DraftRows, DraftVocabulary
 
 _RIDING = 16  # certain tokens that may ride along with a draft; more are cached by a forward of their own
 
@@ -30,9 +31,10 @@ class ModelDrafter:
     taps: tuple[int, ...] = ()
 
     def __init__(self, lm: TargetModel, *, target_vocab_size: int, topk: int = 1,
-                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC,
-                 max_length: int | None = None) -> None:  # fmt: skip
-        self.lm = lm
+                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC, max_length: int | None = None,
+                 vocabulary: DraftVocabulary | None = None) -> None:  # fmt: skip
+        """`vocabulary`: what the columns of the rows of `lm` are, where it speaks a part of the target's tokens."""
+        self.lm, self._vocabulary = lm, vocabulary
         self._window = min((n for n in (lm.max_length, max_length) if n is not None), default=None)
         self.limits: Counter[str] = Counter()
         self._growth = Growth(target_vocab_size, topk if lm.supports_trees else 1, sample_method)
@@ -119,7 +121,7 @@ class ModelDrafter:
 
     def _rows(
         self, contexts: Sequence[Context], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]
-    ) -> list[torch.Tensor]:
+    ) -> Sequence[torch.Tensor | DraftRows]:
         """The rows asked for, [rows, draft vocab] each; what rode along is cached afterwards."""
         riders = [self._known[context.sequence_id].riders() for context in contexts]
         seen = [self._seen(context) for context in contexts]
@@ -141,7 +143,8 @@ class ModelDrafter:
             assert self.lm.cached_length(context.sequence_id) == len(context.tokens) - 1, (
                 "draft cache out of step"
             )
-        return rows
+        vocabulary = self._vocabulary
+        return rows if vocabulary is None else [vocabulary.rows(found) for found in rows]
 
     def _seen(self, context: Context) -> Context:
         """The context as far as the draft model knows it: what it has cached, and one pending token."""

@@ -17,11 +17,13 @@ from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.lookup import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.recycling import RecyclingDrafter
+from outrider.drafters.rows import DraftVocabulary
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.drafters.setup import DrafterSetup
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.suffix_corpus import SuffixCorpus
 from outrider.errors import ConfigError, nearest
+from outrider.models.borrowed_load import MappedModel
 from outrider.models.row_costs import expected_costs
 
 ENTRY_POINT_GROUP = "outrider.drafters"
@@ -103,12 +105,17 @@ def _lookahead(setup: DrafterSetup) -> Drafter:
 
 
 def _draft_model(setup: DrafterSetup) -> Drafter:
+    loaded, vocabulary = setup.load_draft(), None
+    if isinstance(loaded, MappedModel):
+        vocabulary = DraftVocabulary(loaded.token_map, setup.target.vocab_size)
+        loaded = loaded.decoder
     return ModelDrafter(
-        setup.load_draft(),
+        loaded,
         target_vocab_size=setup.target.vocab_size,
         topk=setup.children("draft_model"),
         sample_method=setup.sample_method,
         max_length=setup.config.max_model_len,
+        vocabulary=vocabulary,
     )
 
 

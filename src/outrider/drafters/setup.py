@@ -10,6 +10,7 @@ from outrider.core.protocols import TappedTarget, TargetModel
 from outrider.drafters.calibration import Prompts
 from outrider.drafters.growth import SampleMethod
 from outrider.errors import ConfigError
+from outrider.models.borrowed_load import MappedModel
 from outrider.models.heads import Head
 
 
@@ -32,7 +33,7 @@ class DrafterSetup:
 
     config: SpeculativeConfig
     target: TargetModel
-    load_draft: Callable[[], TargetModel]
+    load_draft: Callable[[], TargetModel | MappedModel]
     load_head: Callable[[], Head]
     prompts: Callable[[], Prompts] = tuple
 

@@ -11,6 +11,7 @@ from typing import Any
 from outrider.errors import ModelLoadError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+BORROWING_TYPE = "outrider_draft"  # `model_type` of drafts that are no model without their target
 _GGUF_FAMILIES = ("llama", "qwen2", "qwen3")  # Mistral models are written as llama
 
 # Fields that change the maths in models this decoder does not implement, with the value that leaves it unchanged.
@@ -79,6 +80,11 @@ class Arch:
         setting that the decoder does not compute.
         """
         family = config.get("model_type")
+        if family == BORROWING_TYPE:
+            raise ModelLoadError(
+                "these are the layers of a draft, which borrow the rest from their target: give them as 'model' of "
+                "method 'draft_model'"
+            )
         if family not in FAMILIES:
             raise UnsupportedArchitecture(
                 f"model_type {family!r} is not one of {', '.join(FAMILIES)}: use target='hf' for other families"

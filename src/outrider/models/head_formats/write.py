@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import secrets
-import shutil
 from pathlib import Path
-
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from outrider.errors import ModelLoadError, nearest
 from outrider.models.head_formats.eagle_forms import eagle3_form, eagle_form, speculators_form
 from outrider.models.head_formats.form import HeadForm, cannot_hold
 from outrider.models.head_formats.medusa_forms import medusa_form, medusa_vllm_form
 from outrider.models.heads import EagleConfig, Head, MedusaConfig
+from outrider.models.new_folder import new_folder, write_model
 
 _EAGLE_FORMS = {"eagle": eagle_form, "eagle3": eagle3_form, "speculators": speculators_form}
 _MEDUSA_FORMS = {"medusa": medusa_form, "medusa_vllm": medusa_vllm_form}
@@ -29,20 +24,8 @@ def write_head(head: Head, folder: str | Path, form: str, *, target: str | None 
     `ModelLoadError` when the form has no place for something the head needs, or the folder cannot be written.
     """
     contents = _contents(head, form, target)
-    path = Path(folder).expanduser()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ModelLoadError(f"{path}: is there already and not empty: give a new folder")
-    unfinished = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    try:
-        unfinished.mkdir(parents=True)
-        try:
-            _write_files(contents, unfinished)
-            unfinished.replace(path)
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
-    except (OSError, SafetensorError) as error:
-        raise ModelLoadError(f"{path}: cannot be written ({error}): give another folder") from None
+    with new_folder(folder) as path:
+        write_model(path, contents.config, contents.tensors, contents.file)
 
 
 def _contents(head: Head, form: str, target: str | None) -> HeadForm:
@@ -56,10 +39,3 @@ def _contents(head: Head, form: str, target: str | None) -> HeadForm:
     if form not in _MEDUSA_FORMS:
         raise cannot_hold(form, f"these are Medusa heads: use one of {', '.join(_MEDUSA_FORMS)}")
     return _MEDUSA_FORMS[form](head, head.config, target)
-
-
-def _write_files(contents: HeadForm, folder: Path) -> None:
-    # Copies, since safetensors refuses tensors that share memory.
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in contents.tensors.items()}
-    save_file(tensors, folder / contents.file, metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(contents.config, indent=2) + "\n", encoding="utf-8")
