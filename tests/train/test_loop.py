@@ -64,6 +64,9 @@ class Keeping(Silent):
         if point.step == self._until:
             raise KeyboardInterrupt
 
+    def evaluated(self, evaluation: Evaluation) -> None:
+        self.curve = replace(self.curve, evaluations=(*self.curve.evaluations, evaluation))
+
 
 def trained(folder: Path, settings: LoopSettings = SETTINGS) -> tuple[TinyRecipe, Curve]:
     recipe = TinyRecipe()
