@@ -46,7 +46,7 @@ def matrices(target: NativeDecoder) -> dict[str, torch.Tensor]:
     """What the packed matrices stand for, by name."""
     return {
         plan.name: torch.from_numpy(
-            library().unpacked(target._model, plan.role, plan.layer, plan.outputs, plan.inputs)
+            library().unpacked(target._model.handle, plan.role, plan.layer, plan.outputs, plan.inputs)
         )
         for plan in matrix_plans(target.arch)
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -14,12 +15,14 @@ from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.setup import DrafterSetup, tapped
 from outrider.errors import ConfigError
 from outrider.models.eagle_head import EagleHead
-from outrider.models.head_cache import CachedHead
+from outrider.models.head_cache import CachedHead, DraftHead
 from outrider.models.head_fit import check_head, with_positions
 from outrider.models.heads import Head
 from outrider.models.linear import Linear
 from outrider.models.load import device_named
 from outrider.models.medusa_head import MedusaHeads
+from outrider.models.native_eagle import NativeEagleHead
+from outrider.models.native_eagle_load import pack_eagle
 from outrider.models.native_library import NativeUnavailable
 from outrider.models.native_matrices import FORMATS, NativeMatrices
 from outrider.models.placement import placement_of
@@ -32,11 +35,8 @@ _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def eagle_drafter(setup: DrafterSetup) -> Drafter:
     """EAGLE-1, 2 or 3 with the configured head. Raises `ModelLoadError`, `PairError` or `ConfigError`."""
     target, head = _fitted(setup)
-    device = _device(setup)
-    module = EagleHead(head, target.token_weights(), num_layers=target.num_layers, device=device)
-    _swap(setup, device, module.swap_products)
     return EagleDrafter(
-        CachedHead(module.eval()),
+        _eagle_head(setup, target, head),
         target_vocab_size=target.vocab_size,
         topk=setup.children(head.method),
         sample_method=setup.sample_method,
@@ -72,6 +72,20 @@ def _fitted(setup: DrafterSetup) -> tuple[TappedTarget, Head]:
     return target, head if target.max_length is None else with_positions(head, target.max_length)
 
 
+def _eagle_head(setup: DrafterSetup, target: TappedTarget, head: Head) -> DraftHead:
+    """EAGLE-3 on the CPU is one compiled pass where the library is there; others have their products swapped."""
+    device, weights = _device(setup), target.token_weights()
+    if device.type == "cpu" and head.method == "eagle3":
+        with contextlib.suppress(NativeUnavailable):
+            dtype, threads = _native_dtype(setup), placement_of(setup.target).threads
+            return NativeEagleHead(
+                pack_eagle(head, weights, num_layers=target.num_layers, dtype=dtype, threads=threads)
+            )
+    module = EagleHead(head, weights, num_layers=target.num_layers, device=device)
+    _swap(setup, device, module.swap_products)
+    return CachedHead(module.eval())
+
+
 def _device(setup: DrafterSetup) -> torch.device:
     """Where the head runs: where it was told to, else beside the target."""
     name = setup.config.draft_device
@@ -85,21 +99,27 @@ def _swap(setup: DrafterSetup, device: torch.device, swap: Callable[[MakeProduct
 
     How exactly a head computes changes how often it is right, and no text.
     """
-    dtype = setup.config.draft_dtype or "auto"
-    if dtype not in ("auto", *FORMATS):
-        raise ConfigError(f"draft_dtype of a head must be auto, {', '.join(FORMATS)}, not {dtype!r}")
+    native, dtype = _native_dtype(setup), setup.config.draft_dtype
     obstacle = f"the head runs on {str(device)!r}"
     if device.type == "cpu":
         try:
             threads = placement_of(setup.target).threads
-            swap(NativeMatrices("int8" if dtype == "auto" else dtype, threads).linear)
+            swap(NativeMatrices(native, threads).linear)
             return
         except NativeUnavailable as error:
             obstacle = str(error)
     if dtype == "int8":
         raise ConfigError(f"draft_dtype 'int8' needs the compiled library, but {obstacle}: use 'bfloat16'")
-    held = _TORCH_DTYPES.get(dtype, torch.float32)
+    held = _TORCH_DTYPES.get(dtype or "auto", torch.float32)
     swap(lambda weight, bias: _Cast(Linear(weight.to(held), None if bias is None else bias.to(held)), held))
+
+
+def _native_dtype(setup: DrafterSetup) -> str:
+    """What the compiled library keeps a head as. Raises `ConfigError`."""
+    dtype = setup.config.draft_dtype or "auto"
+    if dtype not in ("auto", *FORMATS):
+        raise ConfigError(f"draft_dtype of a head must be auto, {', '.join(FORMATS)}, not {dtype!r}")
+    return "int8" if dtype == "auto" else dtype
 
 
 class _Cast:

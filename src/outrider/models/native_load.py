@@ -9,7 +9,7 @@ import torch
 from outrider.errors import ConfigError
 from outrider.models.arch import Arch
 from outrider.models.gguf import GGUFFile
-from outrider.models.native import NativeDecoder, NativeSetup
+from outrider.models.native import NativeDecoder
 from outrider.models.native_library import (
     Activations,
     CacheType,
@@ -18,11 +18,11 @@ from outrider.models.native_library import (
     NativeLibrary,
     NativeUnavailable,
     Shape,
-    Stream,
     chosen_isa,
     library,
     thread_count,
 )
+from outrider.models.native_model import NativeModel, NativeSetup
 from outrider.models.native_weights import WeightFeed, stored_as_blocks
 from outrider.models.settings import RunSettings
 from outrider.models.taps import joined_taps
@@ -48,27 +48,34 @@ def load_native(
     naming a tensor that does not fit.
     """
     assert spoken_size is None or not arch.tied_head, "a tied head has the rows of the embedding"
-    opened = library()
-    isa = chosen_isa(opened)
+    isa = chosen_isa(library())
     joined_taps((), settings.taps, arch.layers)  # before anything costly
     dtype = chosen_dtype(settings.dtype, file)
     rounding = chosen_activations(settings.activations, dtype)
-    threads = thread_count(settings.threads)
-    setup = NativeSetup(dtype, rounding, isa, threads, spoken_size or arch.vocab_size)
+    setup = NativeSetup(dtype, rounding, isa, thread_count(settings.threads), spoken_size or arch.vocab_size)
+    model = packed(arch, state, file if dtype == "gguf" else None, setup)
+    if file is not None:
+        file.forget_pages()
+    norm = state["model.norm.weight"].detach().to(torch.float32)
+    return NativeDecoder(model, norm, settings.taps)
+
+
+def packed(
+    arch: Arch, state: Mapping[str, torch.Tensor], file: GGUFFile | None, setup: NativeSetup
+) -> NativeModel:
+    """The weights in the compiled library; blocks of a `file` as they are. Raises as `load_native`."""
+    opened = library()
     try:
-        model = opened.create(_shape(arch, setup), isa)
+        model = opened.create(_shape(arch, setup), setup.isa)
     except NativeError as error:
         raise NativeUnavailable(f"the compiled decoder does not run this model ({error})") from None
     try:
-        _fill(opened, model, arch, state, file if dtype == "gguf" else None, setup)
-        if file is not None:
-            file.forget_pages()
+        _fill(opened, model, arch, state, file, setup)
         opened.finish(model)
     except BaseException:
         opened.destroy(model)
         raise
-    norm = state["model.norm.weight"].detach().to(torch.float32)
-    return NativeDecoder(opened, model, arch, setup, norm, settings.taps)
+    return NativeModel(opened, model, arch, setup)
 
 
 def chosen_dtype(dtype: str, file: GGUFFile | None) -> str:
@@ -105,7 +112,7 @@ def _shape(arch: Arch, setup: NativeSetup) -> Shape:
     cache = CacheType.FLOAT32 if setup.dtype == "float32" else CacheType.BFLOAT16
     return Shape(
         arch.layers, arch.hidden, arch.intermediate, arch.heads, arch.kv_heads, arch.head_dim, arch.vocab_size,
-        setup.spoken_size, Stream.TOKEN, setup.activations, cache, setup.threads, arch.rms_eps,
+        setup.spoken_size, setup.stream, setup.activations, cache, setup.threads, arch.rms_eps,
     )  # fmt: skip
 
 
@@ -116,10 +123,10 @@ def _fill(
     reader = StateReader(state, torch.float32)
     if file is not None:  # what the file does not keep as blocks
         plain = Format.INT8 if setup.activations is Activations.INT8 else Format.BFLOAT16
-        feed = WeightFeed(opened, model, plain, setup.spoken_size)
+        feed = WeightFeed(opened, model, plain, setup)
         feed.blocks(arch, reader, file)
     else:
-        feed = WeightFeed(opened, model, _FORMATS[setup.dtype], setup.spoken_size)
+        feed = WeightFeed(opened, model, _FORMATS[setup.dtype], setup)
         feed.numbers(arch, reader)
     feed.vectors(arch, reader)
     reader.forget("lm_head.weight")

@@ -11,7 +11,8 @@ from gguf.constants import GGMLQuantizationType
 from outrider.errors import ConfigError
 from outrider.models.arch import Arch
 from outrider.models.gguf import GGUFFile
-from outrider.models.native_library import Format, MatrixRole, NativeLibrary, Rows, Source, VectorRole
+from outrider.models.native_library import Format, MatrixRole, NativeLibrary, Rows, Source, Stream, VectorRole
+from outrider.models.native_model import NativeSetup
 from outrider.models.weights import StateReader
 
 _ROWS = 4096  # rows converted to float32 at once
@@ -34,17 +35,23 @@ class MatrixPlan:
     inputs: int
 
 
-def matrix_plans(arch: Arch, spoken_size: int | None = None) -> Iterator[MatrixPlan]:
-    """Every matrix of the architecture, in the order in which a pass reads them. `spoken_size`: rows of a head of its
-    own; None: the vocabulary."""
+def matrix_plans(
+    arch: Arch, spoken_size: int | None = None, stream: Stream = Stream.TOKEN
+) -> Iterator[MatrixPlan]:
+    """Every matrix of the architecture, in the order in which a pass reads them.
+
+    `spoken_size`: rows of a head of its own; None: the vocabulary. `stream`: layer 0 reads more than the stream where
+    that starts from a given state.
+    """
     queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     yield MatrixPlan(MatrixRole.EMBEDDING, -1, "model.embed_tokens.weight", arch.vocab_size, arch.hidden)
     for layer in range(arch.layers):
         prefix = f"model.layers.{layer}."
+        seen = arch.hidden if layer or stream is Stream.TOKEN else 2 * arch.hidden
         for role, name, outputs, inputs in (
-            (MatrixRole.QUERY, "self_attn.q_proj", queries, arch.hidden),
-            (MatrixRole.KEY, "self_attn.k_proj", keys, arch.hidden),
-            (MatrixRole.VALUE, "self_attn.v_proj", keys, arch.hidden),
+            (MatrixRole.QUERY, "self_attn.q_proj", queries, seen),
+            (MatrixRole.KEY, "self_attn.k_proj", keys, seen),
+            (MatrixRole.VALUE, "self_attn.v_proj", keys, seen),
             (MatrixRole.OUTPUT, "self_attn.o_proj", arch.hidden, queries),
             (MatrixRole.GATE, "mlp.gate_proj", arch.intermediate, arch.hidden),
             (MatrixRole.UP, "mlp.up_proj", arch.intermediate, arch.hidden),
@@ -55,9 +62,11 @@ def matrix_plans(arch: Arch, spoken_size: int | None = None) -> Iterator[MatrixP
         yield MatrixPlan(MatrixRole.HEAD, -1, "lm_head.weight", spoken_size or arch.vocab_size, arch.hidden)
 
 
-def vector_plans(arch: Arch) -> Iterator[tuple[int, int, str, int]]:
+def vector_plans(arch: Arch, stream: Stream = Stream.TOKEN) -> Iterator[tuple[int, int, str, int]]:
     """(role, layer, tensor, numbers) of every norm and bias."""
     yield VectorRole.FINAL_NORM, -1, "model.norm.weight", arch.hidden
+    if stream is not Stream.TOKEN:
+        yield VectorRole.TOKEN_NORM, -1, "model.token_norm.weight", arch.hidden
     qkv = ((MatrixRole.QUERY, "self_attn.q_proj"), (MatrixRole.KEY, "self_attn.k_proj"),
            (MatrixRole.VALUE, "self_attn.v_proj"))  # fmt: skip
     mlp = (
@@ -87,21 +96,20 @@ def stored_as_blocks(file: GGUFFile) -> bool:
 
 
 class WeightFeed:
-    """Passes tensors to one model of the library. `plain`: the format of matrices that are not kept as blocks;
-    `spoken_size`: rows of the head."""
+    """Passes tensors to one model of the library. `plain`: the format of matrices that are not kept as blocks."""
 
-    def __init__(self, library: NativeLibrary, model: int, plain: Format, spoken_size: int) -> None:
-        self._library, self._model, self._plain, self._spoken = library, model, plain, spoken_size
+    def __init__(self, library: NativeLibrary, model: int, plain: Format, setup: NativeSetup) -> None:
+        self._library, self._model, self._plain, self._setup = library, model, plain, setup
 
     def numbers(self, arch: Arch, reader: StateReader) -> None:
         """All matrices from their numbers. Raises `ModelLoadError` naming a tensor that does not fit."""
-        for plan in matrix_plans(arch, self._spoken):
+        for plan in self._plans(arch):
             self._matrix(plan, reader)
 
     def blocks(self, arch: Arch, reader: StateReader, file: GGUFFile) -> None:
         """Matrices stored as blocks from those, others from their numbers. Raises as `numbers`, and `ConfigError`."""
         kinds = file.matrix_kinds()
-        for plan in matrix_plans(arch, self._spoken):
+        for plan in self._plans(arch):
             kind = kinds.get(plan.name)
             if kind in BLOCKS:
                 raw = file.blocks(plan.name)
@@ -119,9 +127,12 @@ class WeightFeed:
 
     def vectors(self, arch: Arch, reader: StateReader) -> None:
         """All norms and biases. Raises `ModelLoadError` naming a tensor that does not fit."""
-        for role, layer, name, count in vector_plans(arch):
+        for role, layer, name, count in vector_plans(arch, self._setup.stream):
             numbers = reader.take(name, count).contiguous()
             self._library.set_vector(self._model, role, layer, numbers.data_ptr(), count)
+
+    def _plans(self, arch: Arch) -> Iterator[MatrixPlan]:
+        return matrix_plans(arch, self._setup.spoken_size, self._setup.stream)
 
     def _matrix(self, plan: MatrixPlan, reader: StateReader) -> None:
         tensor = reader.found(plan.name, plan.outputs, plan.inputs)
