@@ -7,88 +7,75 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_guesses import (
+    HIDDEN,
+    LAYERS,
+    MAP,
+    VOCAB,
+    WEIGHTS,
+    counting_batch,
+    numeric_slope,
+    some_texts,
+    trained_hits,
+    with_random_features,
+)
 
-from outrider.core.records import TokenWeights
 from outrider.errors import ConfigError
 from outrider.models.arch import Arch, RopeScaling
 from outrider.models.eagle_head import EagleHead
 from outrider.models.head_cache import CachedHead, Entries, Guesses
 from outrider.models.heads import EagleConfig, read_head
 from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config
-from outrider.train.texts import Batch, Text, batch_of
+from outrider.train.texts import Batch
 
-VOCAB, HIDDEN, LAYERS, STEPS = 30, 16, 4, 3
+STEPS = 3
 TARGET = Arch("llama", LAYERS, HIDDEN, 24, 4, 2, 4, VOCAB, 1e-5, 10000.0, RopeScaling(),
               False, False, False, False, True, 64)  # fmt: skip
-MAP = torch.tensor([0, 1, 2, 5, 7, 8, 11, 12, 20, 29])
 MODERN = eagle3_config(TARGET, (1, 2, 3), len(MAP))
 PLAIN = replace(MODERN, fc_norm=False, norm_output=False, norm_before_residual=False)
 UNCUT = replace(MODERN, draft_vocab=VOCAB, taps=(0, 4, 2), norm_before_fc=True, fc_norm=False)
 by_config = pytest.mark.parametrize(
     "config", [PLAIN, MODERN, replace(MODERN, norm_output=False), UNCUT],
-    ids=["plain", "all norms", "raw states on", "uncut, last tap in between"],
+    ids=["plain", "all norms", "raw states go on", "uncut, the last tap amid the others"],
 )  # fmt: skip
 
 
-def some_weights() -> TokenWeights:
-    made = torch.Generator().manual_seed(3)
-    embedding, head = torch.randn(2, VOCAB, HIDDEN, generator=made)
-    return TokenWeights(embedding, head, 1 + 0.1 * torch.randn(HIDDEN, generator=made), 1e-5)
-
-
-WEIGHTS = some_weights()
-
-
-def recipe_of(config: EagleConfig = MODERN, loss: str = "kl_div", dtype: torch.dtype = torch.float64,
-              steps: int = STEPS) -> Eagle3Recipe:  # fmt: skip
+def recipe_of(config: EagleConfig = MODERN, loss: str = "kl_div",
+              dtype: torch.dtype = torch.float64) -> Eagle3Recipe:  # fmt: skip
     token_map = MAP if config.draft_vocab < VOCAB else None
     return Eagle3Recipe(
-        config, WEIGHTS, Unrolling(steps, loss), num_layers=LAYERS, token_map=token_map, dtype=dtype
+        config, WEIGHTS, Unrolling(STEPS, loss), num_layers=LAYERS, token_map=token_map, dtype=dtype
     )
 
 
-def some_texts() -> list[Text]:
-    made = torch.Generator().manual_seed(5)
-    lengths = ((4, 9), (1, 6), (7, 1), (2, 12))
-    return [
-        Text(*(tuple(torch.randint(VOCAB, (n,), generator=made).tolist()) for n in pair), 0.0, "made")
-        for pair in lengths
-    ]
+def some_batch(recipe: Eagle3Recipe) -> Batch:
+    return with_random_features(len(recipe.taps), some_texts())
 
 
-def some_batch(recipe: Eagle3Recipe, texts: list[Text] | None = None) -> Batch:
-    texts = some_texts() if texts is None else texts
-    made = torch.Generator().manual_seed(7)
-    shape = (len(recipe.taps), HIDDEN)
-    features = [torch.randn(len(t.tokens), *shape, generator=made, dtype=torch.float64) for t in texts]
-    return batch_of(texts, features)
-
-
-def drafted_rows(head: EagleHead, batch: Batch, text: int, pending: int, steps: int) -> torch.Tensor:
-    """Logits over the draft vocabulary as drafting along the text works them out, [steps, draft vocab]."""
+def drafted_row(head: EagleHead, batch: Batch, text: int, pending: int, depth: int) -> torch.Tensor:
+    """Logits [draft vocab] of guess `depth` of a pending position, as drafting along the text works them out."""
     cached, tokens = CachedHead(head), batch.tokens[text].tolist()
     cached.extend([Entries(0, 0, tokens[1 : pending + 1], batch.features[text, :pending])])
-    rows = cached.pending_rows([0])
-    for j in range(1, steps):
-        rows.append(cached.guess([Guesses(0, (tokens[pending + j],), (j - 1,))])[0][0])
-    return torch.stack(rows)
+    row = cached.pending_rows([0])[0]
+    for j in range(depth):
+        row = cached.guess([Guesses(0, (tokens[pending + 1 + j],), (j,))])[0][0]
+    return row
 
 
 @by_config
 def test_training_computes_what_drafting_does(config: EagleConfig) -> None:
     recipe = recipe_of(config)
     batch = some_batch(recipe)
-    hits, checked = recipe.judge(batch).hits, 0
+    judged, seen = recipe.judge(batch), torch.zeros(STEPS, dtype=torch.int64)
     token_map = MAP if config.draft_vocab < VOCAB else torch.arange(VOCAB)
     for j, step in enumerate(recipe.unroll(batch)):
-        logits = step.spoken @ step.matrix.T
-        for text, pending, row in zip(step.texts.tolist(), step.pending.tolist(), logits):
-            expected = drafted_rows(recipe.head, batch, text, pending, j + 1)[j]
+        for text, pending, row in zip(step.texts, step.pending, step.spoken @ step.matrix.T):
+            expected = drafted_row(recipe.head, batch, int(text), int(pending), j)
             torch.testing.assert_close(row, expected, rtol=1e-9, atol=1e-9)
             token = batch.tokens[text, pending + 1 + j]
-            assert hits[text, pending, j] == (token_map[row.argmax()] == token)
-            checked += 1
-    assert checked == sum(recipe.judge(batch).counts.tolist())
+            assert judged.hits[text, pending, j] == (token_map[row.argmax()] == token)
+            seen[j] += 1
+    assert torch.equal(judged.counts, seen)
 
 
 def test_guesses_are_judged_where_drafts_are_asked_for() -> None:
@@ -96,9 +83,95 @@ def test_guesses_are_judged_where_drafts_are_asked_for() -> None:
     batch = some_batch(recipe)
     for j, step in enumerate(recipe.unroll(batch)):
         wanted = [
-            (text, pending)
-            for text, row in enumerate(some_texts())
-            for pending in range(max(1, len(row.prompt) - 1), len(row.tokens) - 1 - j)
+            (index, pending)
+            for index, text in enumerate(some_texts())
+            for pending in range(max(1, len(text.prompt) - 1), len(text.tokens) - 1 - j)
         ]
         assert list(zip(step.texts.tolist(), step.pending.tolist())) == wanted
     assert recipe.judge(batch).counts.tolist() == [9 + 5 + 1 + 12, 8 + 4 + 11, 7 + 3 + 10]
+
+
+def test_a_guess_knows_nothing_of_what_comes_later() -> None:
+    """Guess j of a pending position hangs on the tokens up to it and the j behind it, and on features before it."""
+    recipe = recipe_of()
+    batch, text, place = some_batch(recipe), 3, 8
+    changed = Batch(batch.tokens.clone(), batch.features.clone(), batch.answered)
+    changed.tokens[text, place] = (changed.tokens[text, place] + 1) % VOCAB
+    changed.features[text, place:] += 1.0
+    for j, (old, new) in enumerate(zip(recipe.unroll(batch), recipe.unroll(changed))):
+        differ = (old.spoken != new.spoken).any(1)
+        may = (old.texts == text) & (old.pending + j >= place)
+        assert not (differ & ~may).any()
+        assert differ[may & (old.pending <= place)].all()
+
+
+@by_config
+def test_every_tensor_of_the_head_learns_and_none_of_the_target_s(config: EagleConfig) -> None:
+    recipe = recipe_of(config)
+    recipe.judge(some_batch(recipe)).loss.backward()
+    trained = dict(recipe.module.named_parameters())
+    assert len(trained) >= 10
+    assert "embedding" not in recipe.module.state_dict()
+    for name, parameter in trained.items():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("loss", ["kl_div", "ce", "tv"])  # the weights of lk_hybrid pass no gradient
+def test_gradients_are_those_of_the_loss(loss: str) -> None:
+    recipe = recipe_of(loss=loss)
+    batch = some_batch(recipe)
+    recipe.judge(batch).loss.backward()
+    for name, parameter in recipe.module.named_parameters():
+        assert parameter.grad is not None
+        place = int(parameter.grad.abs().argmax())
+        slope = numeric_slope(lambda: recipe.judge(batch).loss, parameter.data.view(-1)[place])
+        assert slope == pytest.approx(float(parameter.grad.view(-1)[place]), rel=1e-4), name
+
+
+def test_a_pattern_is_learnt_and_drafted_from_the_files(tmp_path: Path) -> None:
+    recipe = recipe_of(dtype=torch.float32)
+    batch = counting_batch(len(recipe.taps), known=MAP.tolist())
+    before, after = trained_hits(recipe, batch, steps=60)
+    assert (before.hits.sum((0, 1)) < 0.5 * before.counts).all()
+    assert (after.hits.sum((0, 1)) > 0.95 * after.counts).all()
+    assert (after.overlaps > before.overlaps).all()
+    recipe.write(tmp_path / "head", "speculators")
+    read = read_head(tmp_path / "head")
+    head = EagleHead(read, WEIGHTS, num_layers=LAYERS)
+    row = drafted_row(head, batch, 0, 3, 2)
+    assert read.token_map is not None
+    assert read.token_map[row.argmax()] == batch.tokens[0, 6]
+
+
+def test_tokens_outside_the_draft_vocabulary_are_misses_without_loss() -> None:
+    recipe = recipe_of()
+    batch = counting_batch(len(recipe.taps), known=[3, 4, 6, 9])
+    judged = recipe.judge(batch)
+    assert not judged.hits.any()
+    assert judged.counts.tolist() == [72, 64, 56]
+    assert judged.losses.tolist() == judged.overlaps.tolist() == [0, 0, 0]
+    assert judged.loss == 0
+
+
+@pytest.mark.parametrize("form", ["eagle3", "speculators"])
+def test_files_hold_the_head(form: str, tmp_path: Path) -> None:
+    recipe = recipe_of(dtype=torch.float32)
+    recipe.write(tmp_path / "head", form)
+    read = read_head(tmp_path / "head")
+    assert read.config == MODERN
+    assert read.token_map is not None
+    assert torch.equal(read.token_map, MAP)
+    for name, tensor in recipe.trained(torch.bfloat16).tensors.items():
+        assert torch.equal(read.tensors[name], tensor), name
+
+
+def test_unknown_forms_and_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="form must be one of eagle3, speculators, not 'eagel3'; did you mean"
+    ):
+        recipe_of().write(tmp_path / "head", "eagel3")
+    with pytest.raises(ConfigError, match="loss must be one of"):
+        recipe_of(loss="kl")
+    with pytest.raises(ConfigError, match="ttt_steps must be at least 1, not 0"):
+        Eagle3Recipe(MODERN, WEIGHTS, Unrolling(0), num_layers=LAYERS, token_map=MAP)

@@ -66,6 +66,18 @@ class MedusaHeads(nn.Module):
         normed = self._normed(states)
         return torch.stack([self._speak(i, normed) for i in range(count or self.count)], dim=1)
 
+    def spoken(self, index: int, normed: torch.Tensor) -> torch.Tensor:  # [n, hidden] -> [n, hidden]
+        """What head `index` makes of states after the target's final norm: what its `output` is applied to."""
+        head = cast(nn.ModuleDict, self.heads[index])
+        x = normed.to(self._dtype)
+        for layer in range(self.config.layers):
+            x = x + functional.silu(head[str(layer)](x))
+        return x
+
+    def output(self, index: int) -> nn.Parameter:  # [draft_vocab, hidden]
+        """The output matrix of head `index`, as long as its products are not swapped."""
+        return cast(nn.Parameter, cast(nn.ModuleDict, self.heads[index])["out"].weight)
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors as they are now, under the names of `Head.tensors`."""
         return {name: parameter.detach() for name, parameter in self.named_parameters()}
@@ -89,10 +101,7 @@ class MedusaHeads(nn.Module):
 
     def _speak(self, index: int, normed: torch.Tensor) -> torch.Tensor:  # [n, hidden] -> [n, draft_vocab]
         head = cast(nn.ModuleDict, self.heads[index])
-        x = normed.to(self._dtype)
-        for layer in range(self.config.layers):
-            x = x + functional.silu(head[str(layer)](x))
-        return cast(torch.Tensor, head["out"](x))
+        return cast(torch.Tensor, head["out"](self.spoken(index, normed)))
 
 
 def untrained_head(

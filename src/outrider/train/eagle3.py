@@ -17,7 +17,7 @@ from outrider.models.eagle_shapes import fresh_head
 from outrider.models.head_formats.write import write_head
 from outrider.models.heads import EagleConfig, Head
 from outrider.train.eagle3_attention import ChainAttention
-from outrider.train.guesses import Measure, Step, judged
+from outrider.train.guesses import Measure, Step, about_answers, judged
 from outrider.train.losses import loss_named
 from outrider.train.recipe import Judged
 from outrider.train.texts import Batch
@@ -97,23 +97,22 @@ class Eagle3Recipe:
         for j in range(self.steps):
             attend = attention.guessed if steps else attention.certain
             thoughts = self.head(batch.tokens[texts, entries + 1 + j], states, entries + j, attend)
-            about_answers = _followed(batch.answered, texts, entries + 2 + j).nonzero().flatten()
-            texts, entries = texts[about_answers], entries[about_answers]
-            attention.keep(about_answers)
-            states = thoughts.states[about_answers]
-            steps.append(Step(texts, entries + 1, thoughts.spoken[about_answers], self._matrix))
+            rows = about_answers(batch.answered, texts, entries + 2 + j)
+            texts, entries, states = texts[rows], entries[rows], thoughts.states[rows]
+            attention.keep(rows)
+            steps.append(Step(texts, entries + 1, thoughts.spoken[rows], self._matrix))
         return steps
 
-    def trained(self, dtype: torch.dtype = torch.bfloat16) -> Head:
+    def trained(self, dtype: torch.dtype) -> Head:
         """The head as it is now."""
         tensors = {name: tensor.to("cpu", dtype) for name, tensor in self.head.tensors().items()}
         return Head(self._config, tensors, self._token_map, name="trained EAGLE-3 head")
 
-    def write(self, folder: Path, form: str) -> None:
-        """See `Recipe.write`; one of `FORMS`, in bfloat16."""
+    def write(self, folder: Path, form: str, dtype: torch.dtype = torch.bfloat16) -> None:
+        """See `Recipe.write`; one of `FORMS`."""
         if form not in FORMS:
             raise ConfigError(f"form must be one of {', '.join(FORMS)}, not {form!r}{nearest(form, FORMS)}")
-        write_head(self.trained(), folder, form, target=self._target)
+        write_head(self.trained(dtype), folder, form, target=self._target)
 
     @property
     def _matrix(self) -> torch.Tensor:  # [draft vocab, hidden]
@@ -128,11 +127,3 @@ def _entries(
     later = answered.flip(1).cummax(1).values.flip(1)  # an answered token is here, or follows
     texts, entries = later[:, 2:].nonzero(as_tuple=True)
     return texts, entries
-
-
-def _followed(
-    answered: torch.Tensor, texts: torch.Tensor, places: torch.Tensor
-) -> torch.Tensor:  # bool [rows]
-    """Which of these places lie in their text and are answered."""
-    length = answered.shape[1]
-    return (places < length) & answered[texts, places.clamp(max=length - 1)]

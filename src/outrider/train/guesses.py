@@ -27,6 +27,17 @@ class Step:
     matrix: torch.Tensor  # [draft vocab, hidden]
 
 
+def about_answers(answered: torch.Tensor, texts: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Which of the rows (int64, ascending) are about answers: those whose `places` [rows] lie in their text, answered.
+
+    `answered` bool [texts, length]. Of rows that were so chosen for the places before, those are left for which
+    every token from the first place on is an answer's.
+    """
+    length = answered.shape[1]
+    inside = places < length
+    return (inside & answered[texts, places.clamp(max=length - 1)]).nonzero().flatten()
+
+
 @dataclass(frozen=True)
 class Measure:
     """How guesses are weighed: guess j + 1 by `decay` of guess j; the guesses of a step alike."""

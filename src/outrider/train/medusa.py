@@ -1,0 +1,94 @@
+"""`MedusaRecipe`: trains Medusa heads on the target's last hidden states, by its own law ahead."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from outrider.core.records import TokenWeights
+from outrider.errors import ConfigError, nearest
+from outrider.models.head_formats.write import write_head
+from outrider.models.heads import Head, MedusaConfig
+from outrider.models.medusa_head import MedusaHeads, untrained_head
+from outrider.train.guesses import Measure, Step, about_answers, judged
+from outrider.train.losses import loss_named
+from outrider.train.recipe import Judged
+from outrider.train.texts import Batch
+from outrider.train.vocabulary import DraftLaw
+
+FORMS = ("medusa_vllm", "medusa")
+
+
+class Output(Enum):
+    """Through what heads speak."""
+
+    OWN = "own"  # each through a matrix of its own, which starts as the target's rows
+    TARGET = (
+        "target"  # all through the target's rows, of which the files hold one copy; blocks alone are trained
+    )
+
+
+class MedusaRecipe:
+    """`Recipe` of Medusa heads on a target that stays as it is (2401.10774, 2.2.1).
+
+    Head i, on the feature of position t, guesses the token at t + 2 + i: guess i of the pending position t + 1. It is
+    judged where that token is an answer's and so are those between: where drafts are asked for.
+    """
+
+    method = "medusa"
+
+    def __init__(self, config: MedusaConfig, weights: TokenWeights, *, num_layers: int, loss: str = "kl_div",
+                 decay: float = 0.8, output: Output = Output.OWN, token_map: torch.Tensor | None = None,
+                 target: str | None = None, dtype: torch.dtype = torch.float32,
+                 device: torch.device | str = "cpu") -> None:  # fmt: skip
+        """`num_layers`: the target's; `decay`: what a head's loss weighs against that of the head before; `target`:
+        its name, for the files. Raises `ConfigError` on an unknown loss, and `ModelLoadError` where `config` does not
+        fit the target."""
+        head = untrained_head(config, weights, token_map)
+        self.heads = MedusaHeads(head, weights, dtype=dtype, device=device)
+        if output is Output.TARGET:
+            for index in range(config.heads):
+                self.heads.output(index).requires_grad_(False)
+        self.taps, self.steps = (num_layers,), config.heads
+        law = DraftLaw(weights, token_map, dtype=dtype, device=device)
+        self._measure = Measure(law, loss_named(loss), decay)
+        self._config, self._token_map, self._target, self._output = config, token_map, target, output
+
+    @property
+    def module(self) -> nn.Module:
+        """See `Recipe.module`."""
+        return self.heads
+
+    def judge(self, batch: Batch) -> Judged:
+        """See `Recipe.judge`. Some text of the batch has an answered token behind two others."""
+        return judged(self._measure, batch, batch.features[:, :, 0], self.speak(batch))
+
+    def speak(self, batch: Batch) -> list[Step]:
+        """What all heads say of the texts of a batch; what head i says is guess i."""
+        texts, pending = batch.answered[:, 2:].nonzero(as_tuple=True)
+        pending = pending + 1
+        normed = self._measure.law.normed(batch.features[texts, pending - 1, 0])
+        steps: list[Step] = []
+        for index in range(self.steps):
+            rows = about_answers(batch.answered, texts, pending + 1 + index)
+            texts, pending, normed = texts[rows], pending[rows], normed[rows]
+            steps.append(Step(texts, pending, self.heads.spoken(index, normed), self.heads.output(index)))
+        return steps
+
+    def trained(self, dtype: torch.dtype) -> Head:
+        """The heads as they are now."""
+        tensors = {name: tensor.to("cpu", dtype) for name, tensor in self.heads.tensors().items()}
+        if self._output is Output.TARGET:
+            shared = tensors["heads.0.out.weight"]
+            tensors |= {f"heads.{index}.out.weight": shared for index in range(self.steps)}
+        return Head(self._config, tensors, self._token_map, name="trained Medusa heads")
+
+    def write(self, folder: Path, form: str, dtype: torch.dtype = torch.bfloat16) -> None:
+        """See `Recipe.write`; one of `FORMS`. Raises `ModelLoadError` where that has no place for a
+        draft vocabulary."""
+        if form not in FORMS:
+            raise ConfigError(f"form must be one of {', '.join(FORMS)}, not {form!r}{nearest(form, FORMS)}")
+        write_head(self.trained(dtype), folder, form, target=self._target)
