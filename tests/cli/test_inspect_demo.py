@@ -28,6 +28,7 @@ def test_inspect_reports_the_model_and_its_promise(outrider, target) -> None:
     assert report["tokenizer"]["kind"] == "BPE"
     assert report["tokenizer"]["size"] == 256
     assert len(report["tokenizer"]["chat_template"]) == 64
+    assert (report["shipped_drafts"], report["auto"]) == ([], {"method": "suffix"})
     assert "pair" not in report
     assert "row_invariant" in outrider("inspect", "toy").out
 

@@ -43,4 +43,5 @@ def test_inspect_judges_a_head_by_the_sizes_of_the_target(
     pair = json.loads(done.out)["pair"]
     assert pair["verdict"] == ("incompatible" if code else "compatible")
     assert pair["draft"]["heads"] == 3
+    assert (pair["acceptance"] is None) == bool(code)
     assert not code or "a vocabulary of 255 tokens, the target has 256" in pair["first_difference"]

@@ -7,7 +7,10 @@ import logging
 from pathlib import Path
 
 import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
 
+from outrider import LLM, SamplingParams
 from outrider.config import SpeculativeConfig
 from outrider.drafters.auto import settled
 from outrider.errors import ConfigError
@@ -18,6 +21,7 @@ from outrider.models.heads import EagleConfig
 from outrider.models.shipped import write_identity
 from outrider.testing.tiny_head import tiny_arch
 from outrider.testing.toy import ToyTarget
+from outrider.text import Tokenizer
 
 VOCAB = 11
 
@@ -98,3 +102,17 @@ def test_a_preset_that_names_a_draft_which_is_not_there_is_refused(place: Path, 
     preset(place, method=["suffix", "medusa"])
     with pytest.raises(ConfigError, match="method 'medusa' needs 'model'"):
         settled(config(method="auto"), target)
+
+
+def test_an_llm_drafts_with_what_auto_picked_and_writes_the_same_text(place: Path, target: ToyTarget) -> None:
+    preset(place, method=["suffix", "eagle3"], num_speculative_tokens=3)
+    backend = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    drafting = LLM.from_parts(target, Tokenizer(backend), speculative_config={"method": "auto"})
+    assert drafting.config.methods == ("suffix", "eagle3")
+    assert drafting.config.model == str(place / "eagle3")
+    plain = drafting.with_speculation(None)
+    sampling = SamplingParams(temperature=0.0, max_tokens=24)
+    [told], [wanted] = drafting.generate("w1 w2 w3", sampling), plain.generate("w1 w2 w3", sampling)
+    assert told.token_ids == wanted.token_ids
+    assert told.stats.num_draft_tokens > 0

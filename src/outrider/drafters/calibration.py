@@ -35,10 +35,13 @@ def calibration_prompts() -> tuple[str, ...]:
     return tuple(entry["text"] for entry in json.loads(_FILE.read_text(encoding="utf-8")))
 
 
-def calibration_texts(target: TappedTarget, prompts: Prompts) -> tuple[CalibrationText, ...]:
+def calibration_texts(
+    target: TappedTarget, prompts: Prompts, taps: Sequence[int]
+) -> tuple[tuple[CalibrationText, ...], list[torch.Tensor]]:
     """Each prompt with 16 greedy tokens, or as many as all of them have room for; none where that are too few.
 
-    Prompts longer than half the context, or of tokens that the target does not have, are passed over.
+    With them the hidden states `taps` of all but their last tokens, [tokens - 1, taps, hidden]. Prompts longer than
+    half the context, or of tokens that the target does not have, are passed over. The target stays tapped.
     """
     limit = target.max_length
     usable = [
@@ -49,18 +52,24 @@ def calibration_texts(target: TappedTarget, prompts: Prompts) -> tuple[Calibrati
     room = min((_ANSWER if limit is None else limit - len(prompt) for prompt in usable), default=0)
     count = min(_ANSWER, room)
     if count < _FEWEST:
-        return ()
+        return (), []
+    target.tap(taps)
+    columns = [target.taps.index(tap) for tap in taps]
     contexts = [Context.of(prompt, sequence_id=_SEQUENCES + i) for i, prompt in enumerate(usable)]
+    chunks = [Chunk(context.sequence_id, tuple(context.tokens[:-1])) for context in contexts]
     try:
-        target.extend([Chunk(context.sequence_id, tuple(context.tokens[:-1])) for context in contexts])
+        shown = [[_columns(read, columns)] for read in target.extend(chunks)]
         for _ in range(count):
-            contexts = _one_token_on(target, contexts)
+            contexts, states = _one_token_on(target, contexts)
+            for parts, new in zip(shown, states):
+                parts.append(_columns(new, columns))
     finally:
         for context in contexts:
             target.release(context.sequence_id)
-    return tuple(
+    texts = tuple(
         CalibrationText(tuple(context.tokens), len(prompt)) for context, prompt in zip(contexts, usable)
     )
+    return texts, [torch.cat(parts) for parts in shown]
 
 
 def features_of(
@@ -75,23 +84,29 @@ def features_of(
     finally:
         for i in ids:
             target.release(i)
-    features = []
-    for each in shown:
-        assert each is not None, "a tapped target shows features"
-        features.append(each[:, columns].to(torch.float32))
-    return features
+    return [_columns(each, columns) for each in shown]
 
 
-def _one_token_on(target: TappedTarget, contexts: Sequence[Context]) -> list[Context]:
+def _columns(features: torch.Tensor | None, columns: Sequence[int]) -> torch.Tensor:  # [n, columns, hidden]
+    assert features is not None, "a tapped target shows features"
+    return features[:, list(columns)].to(torch.float32)
+
+
+def _one_token_on(
+    target: TappedTarget, contexts: Sequence[Context]
+) -> tuple[list[Context], list[torch.Tensor | None]]:
+    """The contexts with the likeliest token each, and the features [1, taps, hidden] of the token before it."""
     scores = target.score(contexts, [EMPTY_DRAFT] * len(contexts))
     tokens = [int(score.logits[0].argmax()) for score in scores]
+    features = [score.features for score in scores]
     target.commit(
         [
             RoundResult(context.sequence_id, (token,), (), EMPTY_DRAFT, score)
             for context, token, score in zip(contexts, tokens, scores)
         ]
     )
-    return [
+    longer = [
         Context.of((*context.tokens, token), sequence_id=context.sequence_id)
         for context, token in zip(contexts, tokens)
     ]
+    return longer, features

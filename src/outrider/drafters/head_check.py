@@ -89,16 +89,19 @@ class HeadReport:
         return None
 
 
-def check_at_load(target: TappedTarget, head: Head, prompts: Prompts) -> HeadReport | None:
+def check_at_load(
+    target: TappedTarget, head: Head, weights: TokenWeights, prompts: Prompts
+) -> HeadReport | None:
     """Measures a head, compares readings where it is seldom right, and logs what was found, once per pair.
 
-    None where no prompt fits the target. The target stays tapped where readings were compared.
+    `weights`: the target's, which are costly to make. None where no prompt fits the target. The target stays tapped
+    where readings were compared.
     """
     memory = _Memory.of(target)
     key = _key(head)
     known = memory.reports.get(key)
     if known is None:
-        check = _Check.start(target, head, memory.texts_of(target, prompts))
+        check = _Check.start(target, head, weights, prompts)
         if check is None:
             return None
         known = check.report()
@@ -117,7 +120,7 @@ def examine(target: TappedTarget, head: Head, prompts: Prompts) -> HeadReport | 
     key = _key(head)
     known = memory.reports.get(key)
     if known is None or not known.compared:
-        check = _Check.start(target, head, memory.texts_of(target, prompts))
+        check = _Check.start(target, head, target.token_weights(), prompts)
         if check is None:
             return None
         known = memory.reports[key] = check.compared(check.report())
@@ -138,10 +141,13 @@ class _Memory:
     def of(cls, target: TappedTarget) -> _Memory:
         return cls._of_targets.setdefault(target, cls())
 
-    def texts_of(self, target: TappedTarget, prompts: Prompts) -> tuple[CalibrationText, ...]:
-        if prompts not in self._texts:
-            self._texts[prompts] = calibration_texts(target, prompts)
-        return self._texts[prompts]
+    def material(self, target: TappedTarget, prompts: Prompts, taps: tuple[int, ...]) -> Material:
+        """The target's texts, written at the first call, with these of its hidden states."""
+        if prompts in self._texts:
+            return Material(self._texts[prompts], features_of(target, self._texts[prompts], taps), taps)
+        texts, features = calibration_texts(target, prompts, taps)
+        self._texts[prompts] = texts
+        return Material(texts, features, taps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,14 +161,14 @@ class _Check:
     kept: Kept
 
     @staticmethod
-    def start(target: TappedTarget, head: Head, texts: tuple[CalibrationText, ...]) -> _Check | None:
+    def start(target: TappedTarget, head: Head, weights: TokenWeights, prompts: Prompts) -> _Check | None:
         """Measures the head as its files describe it; None without texts."""
-        if not texts:
+        reading = reading_of(head, target.num_layers)
+        shown = _Memory.of(target).material(target, prompts, reading.taps)
+        if not shown.texts:
             return None
-        reading, weights = reading_of(head, target.num_layers), target.token_weights()
-        shown = Material(texts, features_of(target, texts, reading.taps), reading.taps)
         kept = kept_guesses(reading, shown, weights, target.num_layers)
-        return _Check(target, reading, texts, weights, kept)
+        return _Check(target, reading, shown.texts, weights, kept)
 
     def report(self) -> HeadReport:
         return HeadReport(self.reading.head.name, _acceptance(self.kept, self.reading), False, None)

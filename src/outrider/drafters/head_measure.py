@@ -24,7 +24,7 @@ Kept = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """Texts of a target with hidden states of every token; `taps` says what the columns of `features` are."""
+    """Texts of a target with hidden states of every token, or of all but the last; `taps`: what their columns are."""
 
     texts: tuple[CalibrationText, ...]
     features: Sequence[torch.Tensor]  # [tokens, taps, hidden] each
@@ -51,7 +51,10 @@ def kept_guesses(reading: Reading, material: Material, weights: TokenWeights, nu
     places = _places(material)
     columns = [material.taps.index(tap) for tap in reading.taps]
     lagged = torch.cat(
-        [_lagged(features[:, columns], reading.lag)[:-1] for features in material.features]
+        [
+            _lagged(features[:, columns], reading.lag, len(text.tokens) - 1)
+            for text, features in zip(material.texts, material.features)
+        ]
     )  # [entries, taps, hidden]
     device = lagged.device
     with torch.inference_mode():
@@ -90,9 +93,9 @@ def _places(material: Material) -> _Places:
     return _Places(*map(torch.tensor, (text, position, token, judged, following)))
 
 
-def _lagged(features: torch.Tensor, lag: int) -> torch.Tensor:  # [tokens, taps, hidden], as many
+def _lagged(features: torch.Tensor, lag: int, count: int) -> torch.Tensor:  # [count, taps, hidden]
     """Row t holds the states of position t - lag; at the ends of the text the nearest there are."""
-    rows = torch.arange(len(features), device=features.device) - lag
+    rows = torch.arange(count, device=features.device) - lag
     return features[rows.clamp(0, len(features) - 1)]
 
 

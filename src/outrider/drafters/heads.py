@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from outrider.core.protocols import Drafter, TappedTarget
+from outrider.core.records import TokenWeights
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.head_check import check_at_load
 from outrider.drafters.medusa import MedusaDrafter
@@ -34,9 +35,9 @@ _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 def eagle_drafter(setup: DrafterSetup) -> Drafter:
     """EAGLE-1, 2 or 3 with the configured head. Raises `ModelLoadError`, `PairError` or `ConfigError`."""
-    target, head = _fitted(setup)
+    target, head, weights = _fitted(setup)
     return EagleDrafter(
-        _eagle_head(setup, target, head),
+        _eagle_head(setup, target, head, weights),
         target_vocab_size=target.vocab_size,
         topk=setup.children(head.method),
         sample_method=setup.sample_method,
@@ -46,9 +47,9 @@ def eagle_drafter(setup: DrafterSetup) -> Drafter:
 
 def medusa_drafter(setup: DrafterSetup) -> Drafter:
     """Medusa with the configured heads. Raises as `eagle_drafter`."""
-    target, head = _fitted(setup)
+    target, head, weights = _fitted(setup)
     device = _device(setup)
-    module = MedusaHeads(head, target.token_weights(), device=device)
+    module = MedusaHeads(head, weights, device=device)
     _swap(setup, device, module.swap_products)
     return MedusaDrafter(
         module.eval(),
@@ -60,21 +61,25 @@ def medusa_drafter(setup: DrafterSetup) -> Drafter:
     )
 
 
-def _fitted(setup: DrafterSetup) -> tuple[TappedTarget, Head]:
+def _fitted(setup: DrafterSetup) -> tuple[TappedTarget, Head, TokenWeights]:
+    """The target, its head, and what the head borrows."""
     target, head = tapped(setup.target), setup.load_head()
     check_head(
         head, vocab_size=target.vocab_size, hidden_size=target.hidden_size, num_layers=target.num_layers
     )
     for finding in head.findings:
         _LOG.info("%s: %s", head.name, finding)
+    weights = target.token_weights()
     if setup.config.check_head is not False:
-        check_at_load(target, head, setup.prompts())
-    return target, head if target.max_length is None else with_positions(head, target.max_length)
+        check_at_load(target, head, weights, setup.prompts())
+    if target.max_length is not None:
+        head = with_positions(head, target.max_length)
+    return target, head, weights
 
 
-def _eagle_head(setup: DrafterSetup, target: TappedTarget, head: Head) -> DraftHead:
+def _eagle_head(setup: DrafterSetup, target: TappedTarget, head: Head, weights: TokenWeights) -> DraftHead:
     """EAGLE-3 on the CPU is one compiled pass where the library is there; others have their products swapped."""
-    device, weights = _device(setup), target.token_weights()
+    device = _device(setup)
     if device.type == "cpu" and head.method == "eagle3":
         with contextlib.suppress(NativeUnavailable):
             dtype, threads = _native_dtype(setup), placement_of(setup.target).threads
