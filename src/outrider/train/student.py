@@ -33,17 +33,16 @@ class _Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """[texts, length, hidden] to the same; position t sees positions up to t."""
-        shape = (*x.shape[:2], -1, self._arch.head_dim)
-        queries, keys, values = (
-            product(x).view(shape) for product in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        if self._arch.qk_norm:
+        arch = self._arch
+        turned = _joint(x, self.q_proj, self.k_proj, self.v_proj).unflatten(2, (-1, arch.head_dim))
+        queries, keys, values = turned.split([arch.heads, arch.kv_heads, arch.kv_heads], dim=2)
+        if arch.qk_norm:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         queries, keys = rotate(queries, cos, sin).to(values), rotate(keys, cos, sin).to(values)
         read = F.scaled_dot_product_attention(
             *(part.transpose(1, 2) for part in (queries, keys, values)),
             is_causal=True,
-            enable_gqa=self._arch.heads != self._arch.kv_heads,
+            enable_gqa=arch.heads != arch.kv_heads,
         )
         mixed: torch.Tensor = self.o_proj(read.transpose(1, 2).flatten(2))
         return mixed
@@ -57,7 +56,8 @@ class _Mlp(nn.Module):
         self.down_proj = nn.Linear(arch.intermediate, arch.hidden, bias=arch.mlp_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [..., hidden] to the same
-        mixed: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = _joint(x, self.gate_proj, self.up_proj).chunk(2, dim=-1)
+        mixed: torch.Tensor = self.down_proj(F.silu(gate) * up)
         return mixed
 
 
@@ -97,6 +97,12 @@ class Student(nn.Module):
             x = layer(x, cos, sin)
         normed: torch.Tensor = self.norm(x)
         return normed
+
+
+def _joint(x: torch.Tensor, *parts: nn.Linear) -> torch.Tensor:  # [..., in] -> [..., all their out]
+    """Several linears of one input as one product, which rounds that input once under autocast."""
+    bias = torch.cat([part.bias for part in parts]) if parts[0].bias is not None else None
+    return F.linear(x, torch.cat([part.weight for part in parts]), bias)
 
 
 def initialised(arch: Arch, state: Mapping[str, torch.Tensor], layers: Sequence[int]) -> Student:
