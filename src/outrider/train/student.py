@@ -34,13 +34,15 @@ class _Attention(nn.Module):
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """[texts, length, hidden] to the same; position t sees positions up to t."""
         arch = self._arch
-        turned = _joint(x, self.q_proj, self.k_proj, self.v_proj).unflatten(2, (-1, arch.head_dim))
-        queries, keys, values = turned.split([arch.heads, arch.kv_heads, arch.kv_heads], dim=2)
+        joint = _joint(x, self.q_proj, self.k_proj, self.v_proj).view(*x.shape[:2], -1, arch.head_dim)
+        queries, keys, values = joint.split([arch.heads, arch.kv_heads, arch.kv_heads], dim=2)
         if arch.qk_norm:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         queries, keys = rotate(queries, cos, sin).to(values), rotate(keys, cos, sin).to(values)
         read = F.scaled_dot_product_attention(
-            *(part.transpose(1, 2) for part in (queries, keys, values)),
+            queries.transpose(1, 2),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
             is_causal=True,
             enable_gqa=arch.heads != arch.kv_heads,
         )
@@ -71,7 +73,8 @@ class _Layer(nn.Module):
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        mixed: torch.Tensor = self.mlp(self.post_attention_layernorm(x))
+        return x + mixed
 
 
 class Student(nn.Module):
