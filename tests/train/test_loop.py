@@ -241,6 +241,13 @@ def test_bfloat16_learns_what_float32_learns(tmp_path: Path) -> None:
     assert all(parameter.dtype == torch.float32 for parameter in recipe.module.parameters())
 
 
+def test_bfloat16_is_chosen_only_where_the_processor_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for supported, expected in ((True, Autocast.BFLOAT16), (False, Autocast.OFF)):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda found=supported: found)
+        assert Autocast.fastest(torch.device("cpu")) is expected
+    assert Autocast.fastest(torch.device("meta")) is Autocast.OFF
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("steps", 0), ("learning_rate", 0.0), ("warm_up", 1.5), ("clip", float("nan"))]
 )

@@ -52,7 +52,7 @@ def judged(recipe: Recipe, texts: Texts, indices: Sequence[int]) -> tuple[Judged
 
 def evaluate(recipe: Recipe, held_out: HeldOut, *, batch_tokens: int, step: int = 0,
              world: World = ALONE) -> Evaluation:  # fmt: skip
-    """Judges all texts with the module as it is, without gradients; leaves the module in its mode of training.
+    """Judges all texts with the module as it is, without gradients; its mode is put back.
 
     Every process of a world judges its share and gets the answer for all.
     """
@@ -60,6 +60,7 @@ def evaluate(recipe: Recipe, held_out: HeldOut, *, batch_tokens: int, step: int 
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     sums = torch.zeros(4, recipe.steps, dtype=torch.float64)
     chains: list[SpeculationStats] = []
+    training = recipe.module.training
     recipe.module.eval()
     try:
         with torch.no_grad():
@@ -68,7 +69,7 @@ def evaluate(recipe: Recipe, held_out: HeldOut, *, batch_tokens: int, step: int 
                 sums += _sums(found)
                 chains += _chains(found, [held_out.texts[index] for index in indices])
     finally:
-        recipe.module.train()
+        recipe.module.train(training)
     chain = _added_up(chains, recipe.steps, device_of(recipe), world)
     moved = sums.to(device_of(recipe))
     world.add_up(moved)

@@ -81,8 +81,10 @@ def _tv_value(laws: _Laws) -> torch.Tensor:
 
 
 def _tv_slope(laws: _Laws) -> torch.Tensor:
-    short = torch.where(laws.q < laws.p, laws.q, 0.0)  # what more of q would still be accepted
-    return torch.addcmul(-short, laws.q, short.sum(1, keepdim=True))
+    short = (
+        torch.sub(laws.p, laws.q).sign_().clamp_min_(0.0).mul_(laws.q)
+    )  # q where more of it would be accepted
+    return torch.addcmul(short.neg(), laws.q, short.sum(1, keepdim=True))
 
 
 def _lk_value(laws: _Laws) -> torch.Tensor:
