@@ -1,4 +1,4 @@
-"""Where the products of a head run, and what cannot be asked for."""
+"""Where a head and its products run, and what cannot be asked for."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import pytest
 import torch
 
 from outrider.config import SpeculativeConfig
-from outrider.drafters.heads import _swap
+from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.heads import _swap, eagle_drafter
 from outrider.drafters.setup import DrafterSetup
 from outrider.errors import ConfigError
-from outrider.models.heads import Head
+from outrider.models.eagle_shapes import fresh_head
+from outrider.models.head_cache import CachedHead, DraftHead
+from outrider.models.heads import EagleConfig, Head
+from outrider.models.native_eagle import NativeEagleHead
 from outrider.models.native_library import NativeUnavailable
 from outrider.models.products import Product
+from outrider.testing.tiny_head import tiny_arch
 from outrider.testing.toy import ToyTarget
 
 WEIGHT = torch.randn(5, 7, generator=torch.Generator().manual_seed(1))
+VOCAB = 24
 ROWS = torch.randn(3, 7, generator=torch.Generator().manual_seed(2))
 
 
@@ -60,3 +66,32 @@ def test_int8_off_the_cpu_and_unknown_precisions_are_refused() -> None:
         product_of("int8", "cuda")
     with pytest.raises(ConfigError, match="not 'float16'"):
         product_of("float16", "cpu")
+
+
+def drafting_head(method: str, **settings: str) -> DraftHead:
+    """The head that a drafter for the toy target gets."""
+    target = ToyTarget(VOCAB, num_layers=4)
+    arch = tiny_arch(target, 64)
+    head = fresh_head(EagleConfig(method == "eagle3", arch, target.hidden_size, VOCAB), seed=1)
+    config = SpeculativeConfig.of({"method": method, "model": "m", **settings})
+    drafter = eagle_drafter(DrafterSetup(config, target, lambda: target, lambda: head))
+    assert isinstance(drafter, EagleDrafter)
+    return drafter.head
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("dtype", ["auto", "int8", "bfloat16", "float32"])
+def test_eagle3_on_the_cpu_is_one_compiled_pass(dtype: str) -> None:
+    assert isinstance(drafting_head("eagle3", draft_dtype=dtype), NativeEagleHead)
+    assert isinstance(drafting_head("eagle", draft_dtype=dtype), CachedHead)
+
+
+def test_without_the_library_eagle3_is_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*given: object, **named: object) -> None:
+        raise NativeUnavailable("it is not there")
+
+    monkeypatch.setattr("outrider.drafters.heads.pack_eagle", missing)
+    monkeypatch.setattr("outrider.drafters.heads.NativeMatrices", missing)
+    assert isinstance(drafting_head("eagle3"), CachedHead)
+    with pytest.raises(ConfigError, match="not 'float16'"):
+        drafting_head("eagle3", draft_dtype="float16")
