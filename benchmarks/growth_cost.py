@@ -19,8 +19,9 @@ from collections.abc import Sequence
 import torch
 from peer_report import machine
 
-from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Guarantee
+from outrider.core.records import EMPTY_DRAFT, Budget, Context, Guarantee
 from outrider.core.sampling import SamplingParams
+from outrider.core.tree import TokenTree
 from outrider.drafters.growth import Growth
 from outrider.drafters.rows import DraftRows, DraftVocabulary
 
@@ -65,7 +66,7 @@ def seconds(
     growth, asked = Growth(VOCAB), iter(range(place, place + DEPTH))
     context = Context.of(list(range(100)), seed=place, sampling=sampling, guarantee=guarantee)
 
-    def score(contexts: Sequence[Context], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]):
+    def score(contexts: Sequence[Context], trees: Sequence[TokenTree], wanted: Sequence[Sequence[int]]):
         return [rows[next(asked) % len(rows)]]
 
     start = time.thread_time()

@@ -14,6 +14,7 @@ from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Guarantee
 from outrider.core.sampling import SamplingParams
 from outrider.core.target_law import TargetLaw
 from outrider.core.token_map import TokenMap
+from outrider.core.tree import TokenTree
 from outrider.drafters.growth import Growth, SampleMethod
 from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.rows import DraftRows, DraftVocabulary
@@ -44,19 +45,19 @@ class Spoken:
         self._map, self._dtype = token_map, dtype
         self._vocabulary = DraftVocabulary(token_map, VOCAB)
 
-    def drafted(self, contexts: Sequence[Context], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]
+    def drafted(self, contexts: Sequence[Context], trees: Sequence[TokenTree], wanted: Sequence[Sequence[int]]
                 ) -> list[DraftRows]:  # fmt: skip
-        return [self._vocabulary.rows(self._rows(draft, rows)) for draft, rows in zip(drafts, wanted)]
+        return [self._vocabulary.rows(self._rows(tree, rows)) for tree, rows in zip(trees, wanted)]
 
-    def spread(self, contexts: Sequence[Context], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]
+    def spread(self, contexts: Sequence[Context], trees: Sequence[TokenTree], wanted: Sequence[Sequence[int]]
                ) -> list[torch.Tensor]:  # fmt: skip
-        found = [self._rows(draft, rows) for draft, rows in zip(drafts, wanted)]
+        found = [self._rows(tree, rows) for tree, rows in zip(trees, wanted)]
         return [spread(rows, self._map) for rows in found]
 
-    def _rows(self, draft: Draft, rows: Sequence[int]) -> torch.Tensor:  # [rows, DRAFT]
+    def _rows(self, tree: TokenTree, rows: Sequence[int]) -> torch.Tensor:  # [rows, DRAFT]
         made = []
         for row in rows:
-            path = draft.nodes.path_tokens(row - 1 if row else None)
+            path = tree.path_tokens(row - 1 if row else None)
             noise = np.random.default_rng([1, *path]).standard_normal(VOCAB) * 3.0
             made.append(torch.from_numpy(noise.round(1))[self._map])
         return torch.stack(made).to(self._dtype)

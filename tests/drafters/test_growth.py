@@ -16,6 +16,7 @@ from outrider.core.noise import Noise, Place
 from outrider.core.protocols import AcceptanceRule
 from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Guarantee, RoundResult, Scores
 from outrider.core.sampling import SamplingParams
+from outrider.core.tree import TokenTree
 from outrider.drafters.growth import Growth, SampleMethod, ScoreRows
 from outrider.errors import ConfigError
 from outrider.testing.branching import outcomes
@@ -31,15 +32,13 @@ def scorer(language: Language) -> ScoreRows:
     """A draft model without a cache."""
 
     def score(
-        contexts: Sequence[Context], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]
+        contexts: Sequence[Context], trees: Sequence[TokenTree], wanted: Sequence[Sequence[int]]
     ) -> list[torch.Tensor]:
         return [
             torch.from_numpy(
-                np.stack(
-                    [language([*c.tokens, *d.nodes.path_tokens(row - 1 if row else None)]) for row in rows]
-                )
+                np.stack([language([*c.tokens, *tree.path_tokens(row - 1 if row else None)]) for row in rows])
             )
-            for c, d, rows in zip(contexts, drafts, wanted)
+            for c, tree, rows in zip(contexts, trees, wanted)
         ]
 
     return score
@@ -284,10 +283,10 @@ def test_all_sequences_grow_in_one_forward_per_level() -> None:
     widths: list[int] = []
 
     def score(
-        contexts: Sequence[Context], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]
+        contexts: Sequence[Context], trees: Sequence[TokenTree], wanted: Sequence[Sequence[int]]
     ) -> list[torch.Tensor]:
         widths.append(len(contexts))
-        return scorer(LANGUAGE)(contexts, drafts, wanted)
+        return scorer(LANGUAGE)(contexts, trees, wanted)
 
     budgets = [Budget(3, 3), Budget(0, 0), Budget(1, 1), Budget(3, 3)]
     contexts = [Context.of([1, 2], sequence_id=i) for i in range(4)]

@@ -10,6 +10,7 @@ import torch
 
 from outrider.core.protocols import Chunk, TargetModel
 from outrider.core.records import Budget, Context, Draft, RoundResult, TokenView
+from outrider.core.tree import TokenTree
 from outrider.drafters.growth import Growth, SampleMethod
 from outrider.drafters.rows import DraftRows, DraftVocabulary
 
@@ -120,22 +121,22 @@ class ModelDrafter:
             self.lm.extend(chunks)
 
     def _rows(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]
+        self, contexts: Sequence[Context], trees: Sequence[TokenTree], wanted: Sequence[Sequence[int]]
     ) -> Sequence[torch.Tensor | DraftRows]:
         """The rows asked for, [rows, draft vocab] each; what rode along is cached afterwards."""
         riders = [self._known[context.sequence_id].riders() for context in contexts]
         seen = [self._seen(context) for context in contexts]
-        trees = [_below(riding, draft) for riding, draft in zip(riders, drafts)]
-        scores = self.lm.score(seen, trees)
+        drafts = [_below(riding, tree) for riding, tree in zip(riders, trees)]
+        scores = self.lm.score(seen, drafts)
         rows = [
             score.logits[[len(riding) + row for row in asked]]
             for score, riding, asked in zip(scores, riders, wanted)
         ]
         results = []
-        for context, riding, tree, score in zip(contexts, riders, trees, scores):
+        for context, riding, draft, score in zip(contexts, riders, drafts, scores):
             if riding:
                 nodes = tuple(range(len(riding)))
-                results.append(RoundResult(context.sequence_id, riding, nodes, tree, score))
+                results.append(RoundResult(context.sequence_id, riding, nodes, draft, score))
         if results:
             self.lm.commit(results)
         for context in contexts:
@@ -164,11 +165,11 @@ class _Known:
         return tuple(self.tokens[self.cached + 1 :])
 
 
-def _below(riding: tuple[int, ...], draft: Draft) -> Draft:
-    """The draft hung below a chain of certain tokens; only its shape matters, so all are point masses."""
+def _below(riding: tuple[int, ...], tree: TokenTree) -> Draft:
+    """The tree hung below a chain of certain tokens; only its shape matters, so all are point masses."""
     if not riding:
-        return draft
+        return Draft.tree(tree.tokens, tree.parents)
     shift = len(riding)
     parents: list[int | None] = [None, *range(shift - 1)]
-    parents += [shift - 1 if parent is None else parent + shift for parent in draft.nodes.parents]
-    return Draft.tree((*riding, *draft.nodes.tokens), parents)
+    parents += [shift - 1 if parent is None else parent + shift for parent in tree.parents]
+    return Draft.tree((*riding, *tree.tokens), parents)

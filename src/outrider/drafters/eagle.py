@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from outrider.core.records import Budget, Context, Draft, RoundResult
+from outrider.core.tree import TokenTree
 from outrider.drafters.growth import Growth, SampleMethod
 from outrider.drafters.rows import DraftRows, DraftVocabulary
 from outrider.models.head_cache import DraftHead, Entries, Guesses
@@ -146,14 +147,14 @@ class EagleDrafter:
         return {i: _Rows(i, row) for i, row in zip(sequence_ids, self.head.pending_rows(sequence_ids))}
 
     def _scored(
-        self, rows: Sequence[_Rows], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]
+        self, rows: Sequence[_Rows], trees: Sequence[TokenTree], wanted: Sequence[Sequence[int]]
     ) -> Sequence[torch.Tensor | DraftRows]:
         """The rows asked for; every node is guessed once, after its parent."""
-        jobs = list(zip(rows, drafts, wanted))
-        while asked := [one for one, draft, some in jobs if one.lacks(draft, some)]:
+        jobs = list(zip(rows, trees, wanted))
+        while asked := [one for one, tree, some in jobs if one.lacks(tree, some)]:
             for one, found in zip(asked, self.head.guess([one.asked for one in asked])):
                 one.add(found)
-        answers = [one.of(draft, some) for one, draft, some in jobs]
+        answers = [one.of(tree, some) for one, tree, some in jobs]
         return answers if self._vocabulary is None else list(map(self._vocabulary.rows, answers))
 
 
@@ -238,12 +239,12 @@ class _Rows:
         parents, tokens = zip(*self._new)
         return Guesses(self._sequence_id, tokens, parents)
 
-    def lacks(self, draft: Draft, wanted: Sequence[int]) -> bool:
+    def lacks(self, tree: TokenTree, wanted: Sequence[int]) -> bool:
         """Looks for nodes on the way to rows asked for that have none while their parents do; whether there are any."""
         new: dict[tuple[int, int], None] = {}
         for row in wanted:
             above = 0
-            for token in draft.nodes.path_tokens(row - 1 if row else None):
+            for token in tree.path_tokens(row - 1 if row else None):
                 place = self._places.get((above, token))
                 if place is None:
                     new[above, token] = None
@@ -263,12 +264,12 @@ class _Rows:
         self._places |= {place: self._count + index for index, place in enumerate(self._new)}
         self._count = end
 
-    def of(self, draft: Draft, wanted: Sequence[int]) -> torch.Tensor:  # [rows, draft vocab]
+    def of(self, tree: TokenTree, wanted: Sequence[int]) -> torch.Tensor:  # [rows, draft vocab]
         """The rows asked for, which `lacks` finds no more."""
         rows = []
         for row in wanted:
             found = 0
-            for token in draft.nodes.path_tokens(row - 1 if row else None):
+            for token in tree.path_tokens(row - 1 if row else None):
                 found = self._places[found, token]
             rows.append(found)
         return self._rows[rows]

@@ -7,26 +7,28 @@ import math
 from bisect import bisect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Floats, Ids, NodeLaw
+from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Ids, NodeLaw
 from outrider.core.noise import Place
 from outrider.core.records import Budget, Context, Draft, Guarantee, RoundResult
+from outrider.core.tree import TokenTree
 from outrider.drafters.plant import Plant
 from outrider.drafters.rows import DraftRows, HostRows, likeliest, siblings
 from outrider.drafters.values import NodeValues
 from outrider.errors import ConfigError, ScoreError
 
 ScoreRows = Callable[
-    [Sequence[Context], Sequence[Draft], Sequence[Sequence[int]]], Sequence[torch.Tensor | DraftRows]
+    [Sequence[Context], Sequence[TokenTree], Sequence[Sequence[int]]], Sequence[torch.Tensor | DraftRows]
 ]
-"""One forward of a draft model: of each draft the rows asked for, in their order. A tensor [rows, n] speaks of the
+"""One forward of a draft model: of each tree the rows asked for, in their order. A tensor [rows, n] speaks of the
 target's first n tokens."""
 
-_WIDEST = 8  # ranks told apart
+_WIDEST = 8  # ranks told apart; further ones count as the last of them
 LEADS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Between the classes of leads that are told apart, in nats."""
 
@@ -48,6 +50,11 @@ PRIORS: Mapping[Hashable, float] = {
         for lead, chance in enumerate(_RANKED[min(rank, 3)])
     },
 }
+
+
+_RANKED_KINDS = tuple(
+    tuple(("ranked", rank, lead) for lead in range(len(LEADS) + 1)) for rank in range(_WIDEST)
+)
 
 
 class SampleMethod(str, Enum):
@@ -83,6 +90,7 @@ class Growth:
         if topk < 1:
             raise ConfigError(f"topk must be at least 1, not {topk}")
         self.vocab_size, self.topk, self.sample_method = vocab_size, topk, sample_method
+        self._kinds_of_ranks = [_RANKED_KINDS[min(rank, _WIDEST - 1)] for rank in range(topk)]
         self._values: dict[int, NodeValues] = {}
         self._kinds: dict[int, Mapping[int, Hashable]] = {}  # of the nodes grown last, by sequence
 
@@ -96,14 +104,14 @@ class Growth:
         while growing := [plant for plant in plants if self._goes_on(plant)]:
             shares = [plant.share() for plant in growing]
             levels = [plant.next_level(self.topk) for plant in growing]
-            found = score([plant.context for plant in growing], [plant.draft() for plant in growing], levels)
+            found = score([plant.context for plant in growing], [plant.tree() for plant in growing], levels)
             for plant, share, rows, scored in zip(growing, shares, levels, found):
                 level = HostRows.of(scored, self.vocab_size)
                 if self._choice(plant.context) is _Choice.DRAWN:
                     self._draw_level(plant, share, rows, level)
                 else:
                     self._choose_level(plant, rows, level)
-        self._kinds |= {plant.context.sequence_id: plant.kinds for plant in plants if plant.kinds}
+        self._kinds |= {plant.context.sequence_id: plant.kinds for plant in plants}
         return [plant.draft() for plant in plants]
 
     def observe(self, results: Sequence[RoundResult]) -> None:
@@ -125,27 +133,25 @@ class Growth:
         return plant.share() > 0 or (self._choice(plant.context) is not _Choice.DRAWN and plant.can_improve)
 
     def _choose_level(self, plant: Plant, rows: Sequence[int], level: HostRows) -> None:
+        ranked = self._choice(plant.context) is _Choice.RANKED
+        known = self._values_of(plant.context.sequence_id)
         for index, row in enumerate(rows):
             law = self._law(plant, row, level, index)
             if law is None:
                 continue
-            ranked = self._choice(plant.context) is _Choice.RANKED
-            buds = self._ranked(plant, row, law) if ranked else self._most_probable(law, level, index)
-            values = [plant.values[row] + step for step in buds.steps]
-            plant.add(row, buds.tokens, POINT_MASS, values, buds.kinds)
+            buds = self._ranked(plant, row, law, known) if ranked else self._most_probable(law, level, index)
+            value = plant.values[row]
+            plant.add(row, buds.tokens, POINT_MASS, [value + step for step in buds.steps], buds.kinds)
         plant.keep_best()
 
-    def _ranked(self, plant: Plant, row: int, law: NodeLaw) -> _Buds:
+    def _ranked(self, plant: Plant, row: int, law: NodeLaw, known: NodeValues) -> _Buds:
         """The best tokens of a row under the text's noise."""
         place = Place(plant.depths[row], row)
         if self.topk == 1:
             return _Buds(plant.context.noise.ranked(law, 1, place), (0.0,))
         contest = plant.context.noise.contest(law, self.topk, place)
-        kinds = tuple(
-            ("ranked", min(rank, _WIDEST - 1), bisect(LEADS, lead)) for rank, lead in enumerate(contest.leads)
-        )
-        values = self._values_of(plant.context.sequence_id)
-        return _Buds(contest.tokens, tuple(map(values.log_chance, kinds)), kinds)
+        kinds = [by_lead[bisect(LEADS, lead)] for by_lead, lead in zip(self._kinds_of_ranks, contest.leads)]
+        return _Buds(contest.tokens, known.log_chances(kinds), kinds)
 
     def _most_probable(self, law: NodeLaw, level: HostRows, index: int) -> _Buds:
         """The most probable tokens of a row, with their log-probabilities."""
@@ -159,7 +165,7 @@ class Growth:
     def _draw_level(self, plant: Plant, share: int, rows: Sequence[int], level: HostRows) -> None:
         values = self._values_of(plant.context.sequence_id)
         kinds = [("drawn", min(rank, _WIDEST - 1)) for rank in range(self.topk)]
-        steps = [values.log_chance(kind) for kind in kinds]
+        steps = values.log_chances(kinds)
         ladders = [[plant.values[row] + step for step in steps] for row in rows]
         counts = _allot(ladders, share)
         for index, (row, ladder, count) in enumerate(zip(rows, ladders, counts)):
@@ -192,8 +198,8 @@ class _Buds(NamedTuple):
     """Children that a row may get, best first: the log chance of each, given the row, and what is known of each."""
 
     tokens: tuple[int, ...]
-    steps: tuple[float, ...]
-    kinds: tuple[Hashable, ...] = ()
+    steps: Sequence[float]
+    kinds: Sequence[Hashable] = ()
 
 
 class _Choice(Enum):
@@ -226,10 +232,11 @@ def _around(best: int, level: HostRows, index: int, count: int) -> _Buds:
     """
     columns = siblings(level, index, best, count - 1)
     tokens = (best, *map(level.token, columns.tolist()))
-    return _Buds(tokens, (0.0, *_log_probs(level.logits[index].astype(np.float64), columns)))
+    return _Buds(tokens, (0.0, *_log_probs(level.logits[index], columns)))
 
 
-def _log_probs(logits: Floats, indices: Ids) -> tuple[float, ...]:  # [n], [k] -> k
-    """Log-probabilities of some indices of a row."""
-    peak = float(logits.max())
-    return tuple((logits[indices] - (peak + math.log(float(np.exp(logits - peak).sum())))).tolist())
+def _log_probs(logits: npt.NDArray[Any], indices: Ids) -> tuple[float, ...]:  # [n], [k] -> k
+    """Log-probabilities of some indices of a row, as exact as the row is."""
+    peak = logits.max()
+    total = float(np.exp(logits - peak).sum(dtype=np.float64))
+    return tuple((logits[indices].astype(np.float64) - (float(peak) + math.log(total))).tolist())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from bisect import bisect_left
+from collections.abc import Hashable, Mapping, Sequence
 
 from outrider.core.law import POINT_MASS, Law
 from outrider.core.records import Budget, Context, Draft, Group
@@ -13,38 +14,48 @@ class Plant:
     """Row 0 is the pending token, row i + 1 node i. Growth goes on below a given chain; a given tree is left alone.
 
     `values[row]`: the log chance that the row is kept, given that growth's first row is; never above its parent's.
-    `frontier`: the rows of the newest level.
+    `frontier`: the rows of the newest level, which are the last ones.
     """
 
     def __init__(self, context: Context, budget: Budget, draft: Draft) -> None:
         self.context, self._budget, self._draft = context, budget, draft
         self._given = len(draft)
         self._tokens, self._parents = list(draft.nodes.tokens), list(draft.nodes.parents)
+        self._kinds: list[Hashable] = [None] * len(draft)
         self._drawn: dict[int, Law] = {}  # laws of rows whose children are no point masses
         self.depths = [0, *draft.nodes.depths]
         self.values = [0.0] * (len(draft) + 1)
-        self.kinds: dict[int, Hashable] = {}  # what is known of a node before it is scored
-        self.frontier = [len(draft)] if draft.nodes.is_chain and len(draft) < budget.nodes else []
+        grows = draft.nodes.is_chain and len(draft) < budget.nodes
+        self._newest = len(draft) if grows else len(draft) + 1  # first row of the frontier
+
+    @property
+    def frontier(self) -> range:
+        return range(self._newest, len(self._tokens) + 1)
+
+    @property
+    def kinds(self) -> Mapping[int, Hashable]:
+        """What is known of nodes before they are scored."""
+        return {node: kind for node, kind in enumerate(self._kinds) if kind is not None}
 
     @property
     def grows(self) -> bool:
-        return bool(self.frontier) and self.depths[self.frontier[0]] < self._budget.depth
+        return self._newest < len(self.depths) and self.depths[self._newest] < self._budget.depth
 
     @property
     def can_improve(self) -> bool:
         """Whether a child of the newest level could be worth more than the worst of the nodes grown."""
         worst = min(self.values[self._given + 1 :], default=0.0)
-        return max((self.values[row] for row in self.frontier), default=worst) > worst
+        return max(self.values[self._newest :], default=worst) > worst
 
     def share(self) -> int:
         """Nodes for the next level: an even part of those left, the larger part first."""
-        levels = self._budget.depth - self.depths[self.frontier[0]]
+        levels = self._budget.depth - self.depths[self._newest]
         return 0 if levels <= 0 else -(-(self._budget.nodes - len(self._tokens)) // levels)
 
     def next_level(self, count: int) -> list[int]:
         """Takes the frontier away: up to `count` rows of it, those likeliest to be kept first."""
-        rows = sorted(self.frontier, key=lambda row: -self.values[row])[:count]
-        self.frontier = []
+        rows = sorted(self.frontier, key=self.values.__getitem__, reverse=True)[:count]  # stable
+        self._newest = len(self._tokens) + 1
         return rows
 
     def path_tokens(self, row: int) -> tuple[int, ...]:
@@ -59,15 +70,14 @@ class Plant:
     def add(self, row: int, tokens: Sequence[int], law: Law, values: Sequence[float],
             kinds: Sequence[Hashable] = ()) -> None:  # fmt: skip
         """Children of a row that had none, in the order in which they were chosen."""
-        first = len(self._tokens)
+        count = len(tokens)
         self._tokens += tokens
-        self._parents += [row - 1 if row else None] * len(tokens)
+        self._parents += [row - 1 if row else None] * count
+        self._kinds += kinds[:count] if kinds else [None] * count
         if law is not POINT_MASS:
             self._drawn[row] = law
-        self.depths += [self.depths[row] + 1] * len(tokens)
-        self.values += values[: len(tokens)]
-        self.kinds |= zip(range(first, first + len(tokens)), kinds)
-        self.frontier += range(first + 1, first + 1 + len(tokens))
+        self.depths += [self.depths[row] + 1] * count
+        self.values += values[:count]
 
     def keep_best(self) -> None:
         """Drops the nodes least likely to be kept, down to the budget: only for point masses (docs/exactness.md).
@@ -77,27 +87,36 @@ class Plant:
         if len(self._tokens) <= self._budget.nodes:
             return
         assert not self._drawn, "what was drawn is never dropped"
-        worth = self.values[1:]
-        best = sorted(range(self._given, len(worth)), key=worth.__getitem__, reverse=True)  # stable
-        kept = [*range(self._given), *sorted(best[: self._budget.nodes - self._given])]
-        rows = [0, *(node + 1 for node in kept)]
-        place = dict(zip(kept, range(len(kept))))
-        self._parents = [None if p is None else place[p] for p in map(self._parents.__getitem__, kept)]
-        self._tokens = [self._tokens[node] for node in kept]
-        self.depths = [self.depths[row] for row in rows]
-        self.values = [self.values[row] for row in rows]
-        self.kinds = {place[node]: self.kinds[node] for node in kept if node in self.kinds}
-        self.frontier = [place[row - 1] + 1 for row in self.frontier if row - 1 in place]
+        given, values = self._given, self.values[1:]
+        best = sorted(range(given, len(values)), key=values.__getitem__, reverse=True)  # stable
+        kept = sorted(best[: self._budget.nodes - given])
+        start = given  # nodes before it stay as they are
+        while start - given < len(kept) and kept[start - given] == start:
+            start += 1
+        moved = kept[start - given :]
+        place: dict[int | None, int] = dict(zip(moved, range(start, start + len(moved))))
+        self._newest = (
+            start + bisect_left(moved, self._newest - 1) + 1 if self._newest > start else self._newest
+        )
+        self._parents[start:] = [
+            place.get(parent, parent) for parent in map(self._parents.__getitem__, moved)
+        ]
+        self._tokens[start:] = map(self._tokens.__getitem__, moved)
+        self._kinds[start:] = map(self._kinds.__getitem__, moved)
+        self.depths[start + 1 :] = [self.depths[node + 1] for node in moved]
+        self.values[start + 1 :] = map(values.__getitem__, moved)
+
+    def tree(self) -> TokenTree:
+        """The tokens as they stand."""
+        return TokenTree(tuple(self._tokens), tuple(self._parents))
 
     def draft(self) -> Draft:
-        """The tree as it stands; the same object as before where nothing has changed."""
-        tokens, parents = tuple(self._tokens), tuple(self._parents)
-        if tokens == self._draft.nodes.tokens and parents == self._draft.nodes.parents:
+        """The draft as it stands; the given one where nothing was added."""
+        nodes = self.tree()
+        if nodes == self._draft.nodes:
             return self._draft
-        nodes = TokenTree(tokens, parents)
         grown = [
             (Group(self._drawn.get(row, POINT_MASS), below),) if below else ()
             for row, below in enumerate(nodes.children[self._given :], start=self._given)
         ]
-        self._draft = Draft(nodes, (*self._draft.groups[: self._given], *grown))
-        return self._draft
+        return Draft(nodes, (*self._draft.groups[: self._given], *grown))

@@ -13,6 +13,7 @@ from outrider.core.largest import largest
 from outrider.core.law import Ids
 from outrider.core.target_law import on_host
 from outrider.core.token_map import AllTokens, Columns, TokenMap
+from outrider.drafters.best_tokens import best_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +76,6 @@ def siblings(rows: HostRows, row: int, best: int, count: int) -> Ids:
     A greedy law holds its winner alone. Siblings are guesses at where the draft model is wrong; which ones they are
     cannot change the text.
     """
-    columns = likeliest(rows.logits[row], count + 1)
-    others = columns[[rows.token(column) != best for column in columns.tolist()]]
-    return others[:count]
+    columns, values = best_tokens(torch.from_numpy(rows.logits[row : row + 1]), count + 1)
+    finite: list[int] = columns[0, values[0] > -np.inf].tolist()
+    return np.array([column for column in finite if rows.token(column) != best][:count], dtype=np.int64)

@@ -8,6 +8,7 @@ import torch
 
 from outrider.core.protocols import LayeredTarget
 from outrider.core.records import Budget, Context, Draft, RoundResult
+from outrider.core.tree import TokenTree
 from outrider.drafters.growth import Growth, SampleMethod
 from outrider.errors import ConfigError
 
@@ -71,7 +72,7 @@ class SelfDrafter:
         self._growth.forget(sequence_id)
 
     def _rows(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft], wanted: Sequence[Sequence[int]]
+        self, contexts: Sequence[Context], trees: Sequence[TokenTree], wanted: Sequence[Sequence[int]]
     ) -> list[torch.Tensor]:
-        found = self._target.draft_rows(contexts, [draft.nodes for draft in drafts], self.layers)
+        found = self._target.draft_rows(contexts, trees, self.layers)
         return [rows[list(asked)] for rows, asked in zip(found, wanted)]

@@ -30,11 +30,14 @@ class NodeValues:
         chance = (prior + self._kept.get(kind, 0.0)) / (self._weight + self._reached.get(kind, 0.0))
         return min(max(chance, 1e-6), 1.0 - 1e-6)
 
-    def log_chance(self, kind: Hashable) -> float:
-        found = self._logs.get(kind)
-        if found is None:
-            found = self._logs[kind] = math.log(self.chance(kind))
-        return found
+    def log_chances(self, kinds: Sequence[Hashable]) -> list[float]:
+        """The logarithms of the chances of some kinds."""
+        logs = self._logs
+        try:
+            return [logs[kind] for kind in kinds]
+        except KeyError:
+            logs.update((kind, math.log(self.chance(kind))) for kind in kinds if kind not in logs)
+            return [logs[kind] for kind in kinds]
 
     def observe(self, result: RoundResult, kinds: Mapping[int, Hashable]) -> None:
         """Counts what a round showed. `kinds` names nodes of `result.draft`; others are not counted."""
