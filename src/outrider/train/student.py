@@ -35,7 +35,7 @@ class _Attention(nn.Module):
         """[texts, length, hidden] to the same; position t sees positions up to t."""
         arch = self._arch
         joint = _joint(x, self.q_proj, self.k_proj, self.v_proj).view(*x.shape[:2], -1, arch.head_dim)
-        queries, keys, values = joint.split([arch.heads, arch.kv_heads, arch.kv_heads], dim=2)
+        queries, keys, values = torch.split(joint, [arch.heads, arch.kv_heads, arch.kv_heads], dim=2)
         if arch.qk_norm:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         queries, keys = rotate(queries, cos, sin).to(values), rotate(keys, cos, sin).to(values)
