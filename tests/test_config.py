@@ -71,8 +71,8 @@ def test_the_caller_s_settings_are_left_as_they_are() -> None:
     [
         ({"method": "ngram", "num_speculative_token": 3}, "did you mean 'num_speculative_tokens'"),
         ({"method": ["auto", "ngram"]}, "'auto' chooses a list itself and stands alone"),
-        ({"method": "medusa", "model": "m", "check_head": 1}, "check_head must be true or false, not 1"),
-        ({"method": "draft_model", "model": "m", "check_head": False}, "check_head belongs to method medusa"),
+        ({"method": "medusa", "model": "m", "check_draft": 1}, "check_draft must be true or false, not 1"),
+        ({"method": "ngram", "check_draft": False}, "check_draft belongs to method draft_model"),
         ({"method": ["draft_model", "eagle3"], "model": "m"}, "keep one of them"),
         ({"method": "ngram", "adaptive": True}, "'adaptive' is not supported yet"),
         ({"method": "ngram", "suffix_share_requests": True}, "belongs to method suffix"),

@@ -39,7 +39,7 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     "max_model_len": MODEL_METHODS,
     "draft_device": MODEL_METHODS,
     "draft_dtype": MODEL_METHODS,
-    "check_head": HEAD_METHODS,
+    "check_draft": MODEL_METHODS,
     "draft_sample_method": _SAMPLING,
     "num_steps": ("recycling", *_SAMPLING),
     "topk": ("suffix", "recycling", *_SAMPLING),
@@ -96,7 +96,7 @@ class SpeculativeConfig:
     draft_sample_method: str | None = None
     draft_device: str | None = None
     draft_dtype: str | None = None
-    check_head: bool | None = None
+    check_draft: bool | None = None
     guarantee: str = "same_text"
     rejection_sample_method: str | None = None
     num_speculative_tokens_per_batch_size: Sequence[Sequence[int]] | None = None
@@ -225,7 +225,7 @@ class SpeculativeConfig:
             value = getattr(self, name)
             if (value is not None or name == "guarantee") and value not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-        for name in ("suffix_share_requests", "check_head"):
+        for name in ("suffix_share_requests", "check_draft"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
                 raise ConfigError(f"{name} must be true or false, not {value!r}")

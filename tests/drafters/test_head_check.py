@@ -237,9 +237,11 @@ def medusa(target: RuledTarget, shift: int, tap: int = LAYERS) -> Head:
 
 
 def test_an_untrained_head_is_told_from_a_misread_one() -> None:
-    target = RuledTarget(mixing)
-    config = replace(mixing_head().config, draft_vocab=VOCAB)
-    head = Head(config, {n: torch.zeros_like(t) for n, t in mixing_head().tensors.items()}, name="blank")
+    target = RuledTarget(
+        lambda tokens: 1 + tokens[-1] % (VOCAB - 1)
+    )  # never says token 0, the head nothing else
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in mixing_head().tensors.items()}
+    head = replace(mixing_head(), tensors=tensors, name="blank")
     found = report(target, head)
     assert found.better is None
     assert found.warning is not None

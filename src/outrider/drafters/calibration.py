@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.core.protocols import Chunk, TappedTarget
+from outrider.core.protocols import Chunk, TappedTarget, TargetModel
 from outrider.core.records import EMPTY_DRAFT, Context, RoundResult
 
 _FILE = Path(__file__).with_suffix(".json")
@@ -36,12 +36,13 @@ def calibration_prompts() -> tuple[str, ...]:
 
 
 def calibration_texts(
-    target: TappedTarget, prompts: Prompts, taps: Sequence[int]
+    target: TargetModel, prompts: Prompts, taps: Sequence[int]
 ) -> tuple[tuple[CalibrationText, ...], list[torch.Tensor]]:
     """Each prompt with 16 greedy tokens, or as many as all of them have room for; none where that are too few.
 
-    With them the hidden states `taps` of all but their last tokens, [tokens - 1, taps, hidden]. Prompts longer than
-    half the context, or of tokens that the target does not have, are passed over. The target stays tapped.
+    With them the hidden states `taps` of all but their last tokens, [tokens - 1, taps, hidden]; without taps empty.
+    Prompts longer than half the context, or of tokens that the target does not have, are passed over. The target stays
+    tapped.
     """
     limit = target.max_length
     usable = [
@@ -53,8 +54,11 @@ def calibration_texts(
     count = min(_ANSWER, room)
     if count < _FEWEST:
         return (), []
-    target.tap(taps)
-    columns = [target.taps.index(tap) for tap in taps]
+    columns = []
+    if taps:
+        assert isinstance(target, TappedTarget), "hidden states are asked of a target that shows them"
+        target.tap(taps)
+        columns = [target.taps.index(tap) for tap in taps]
     contexts = [Context.of(prompt, sequence_id=_SEQUENCES + i) for i, prompt in enumerate(usable)]
     chunks = [Chunk(context.sequence_id, tuple(context.tokens[:-1])) for context in contexts]
     try:
@@ -88,12 +92,14 @@ def features_of(
 
 
 def _columns(features: torch.Tensor | None, columns: Sequence[int]) -> torch.Tensor:  # [n, columns, hidden]
+    if not columns:
+        return torch.empty(0)
     assert features is not None, "a tapped target shows features"
     return features[:, list(columns)].to(torch.float32)
 
 
 def _one_token_on(
-    target: TappedTarget, contexts: Sequence[Context]
+    target: TargetModel, contexts: Sequence[Context]
 ) -> tuple[list[Context], list[torch.Tensor | None]]:
     """The contexts with the likeliest token each, and the features [1, taps, hidden] of the token before it."""
     scores = target.score(contexts, [EMPTY_DRAFT] * len(contexts))

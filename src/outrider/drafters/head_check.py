@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 from weakref import WeakKeyDictionary
@@ -13,15 +13,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from outrider.core.protocols import TappedTarget
+from outrider.core.protocols import TappedTarget, TargetModel
 from outrider.core.records import TokenWeights
 from outrider.drafters.calibration import CalibrationText, Prompts, calibration_texts, features_of
-from outrider.drafters.head_measure import Kept, Material, kept_guesses, steps_of
+from outrider.drafters.head_measure import STEPS, Kept, Material, kept_guesses, steps_of
 from outrider.drafters.head_variants import Change, Reading, other_readings, reading_of
+from outrider.drafters.model_measure import fits, kept_by_model
 from outrider.models.heads import Head
 
 _LOG = logging.getLogger(__name__)
 _SOUND = 0.5  # a head whose first guess is kept this often is read as it was trained
+_HOPELESS = 0.1
 _CLEARLY = 3.0  # standard errors by which another reading must be better
 _LEAST_GAIN = 0.02  # and by this share of guesses
 _MOST_CHANGES = 3
@@ -81,7 +83,7 @@ class HeadReport:
                 for change in self.better.changes
             )
             return f"head {self.head!r} {said} (acceptance rises from {before:.2f} to {after:.2f})"
-        if self.compared and self.acceptance.by_position[0] < 0.1:
+        if self.compared and self.acceptance.by_position[0] < _HOPELESS:
             return (
                 f"head {self.head!r} keeps {self.acceptance.by_position[0]:.2f} of its first guesses and no other "
                 "reading of its files helps: use a head that was trained for this target"
@@ -114,6 +116,28 @@ def check_at_load(
     return known
 
 
+def check_model_at_load(
+    target: TargetModel, draft: TargetModel, token_map: Sequence[int] | None, prompts: Prompts
+) -> Acceptance | None:
+    """Measures a draft model that speaks the target's tokens (those of `token_map`), and logs how often it is right.
+
+    None where no prompt fits both.
+    """
+    texts = [text for text in _Memory.of(target).texts(target, prompts) if fits(draft, text)]
+    if not texts:
+        return None
+    kept = kept_by_model(draft, texts, token_map)
+    found = Acceptance(tuple(int((kept >= step).sum()) for step in range(1, STEPS + 1)), len(kept))
+    shares = ", ".join(f"{share:.2f}" for share in found.by_position)
+    _LOG.info("the draft model keeps %s of its first guesses (%d chains)", shares, found.chains)
+    if found.by_position[0] < _HOPELESS:
+        _LOG.warning(
+            "the draft model keeps %.2f of its first guesses: use one that speaks as the target does",
+            found.by_position[0],
+        )
+    return found
+
+
 def examine(target: TappedTarget, head: Head, prompts: Prompts) -> HeadReport | None:
     """As `check_at_load`, but compares readings of every head and logs nothing."""
     memory = _Memory.of(target)
@@ -131,18 +155,24 @@ class _Memory:
     """What this process knows of a target: its texts, and its heads."""
 
     # A memo alone: what is measured depends on nothing but the pair.
-    _of_targets: ClassVar[MutableMapping[TappedTarget, _Memory]] = WeakKeyDictionary()
+    _of_targets: ClassVar[MutableMapping[TargetModel, _Memory]] = WeakKeyDictionary()
 
     def __init__(self) -> None:
         self.reports: dict[str, HeadReport] = {}
         self._texts: dict[Prompts, tuple[CalibrationText, ...]] = {}
 
     @classmethod
-    def of(cls, target: TappedTarget) -> _Memory:
+    def of(cls, target: TargetModel) -> _Memory:
         return cls._of_targets.setdefault(target, cls())
 
+    def texts(self, target: TargetModel, prompts: Prompts) -> tuple[CalibrationText, ...]:
+        """The target's texts, written at the first call."""
+        if prompts not in self._texts:
+            self._texts[prompts], _ = calibration_texts(target, prompts, ())
+        return self._texts[prompts]
+
     def material(self, target: TappedTarget, prompts: Prompts, taps: tuple[int, ...]) -> Material:
-        """The target's texts, written at the first call, with these of its hidden states."""
+        """The target's texts with these of its hidden states, in one go at the first call."""
         if prompts in self._texts:
             return Material(self._texts[prompts], features_of(target, self._texts[prompts], taps), taps)
         texts, features = calibration_texts(target, prompts, taps)

@@ -70,7 +70,7 @@ def _fitted(setup: DrafterSetup) -> tuple[TappedTarget, Head, TokenWeights]:
     for finding in head.findings:
         _LOG.info("%s: %s", head.name, finding)
     weights = target.token_weights()
-    if setup.config.check_head is not False:
+    if setup.config.check_draft is not False:
         check_at_load(target, head, weights, setup.prompts())
     if target.max_length is not None:
         head = with_positions(head, target.max_length)

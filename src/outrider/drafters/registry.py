@@ -12,6 +12,7 @@ from outrider.config import AUTO, BUILT_IN_METHODS, SpeculativeConfig
 from outrider.core.protocols import Drafter, LayeredTarget
 from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.draft_model import ModelDrafter
+from outrider.drafters.head_check import check_model_at_load
 from outrider.drafters.heads import eagle_drafter, medusa_drafter
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.lookup import NgramDrafter
@@ -105,10 +106,13 @@ def _lookahead(setup: DrafterSetup) -> Drafter:
 
 
 def _draft_model(setup: DrafterSetup) -> Drafter:
-    loaded, vocabulary = setup.load_draft(), None
+    loaded, vocabulary, token_map = setup.load_draft(), None, None
     if isinstance(loaded, MappedModel):
         vocabulary = DraftVocabulary(loaded.token_map, setup.target.vocab_size)
+        token_map = loaded.token_map.tolist()
         loaded = loaded.decoder
+    if setup.config.check_draft is not False:
+        check_model_at_load(setup.target, loaded, token_map, setup.prompts())
     return ModelDrafter(
         loaded,
         target_vocab_size=setup.target.vocab_size,
