@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from tiny_target import ARCH, VARIANTS, VOCAB, save_target
 
 from outrider import LLM, SamplingParams
+from outrider.cli.inspect import inspect
 from outrider.core.protocols import Chunk
 from outrider.core.records import Context, Draft
 from outrider.errors import ConfigError, ModelLoadError, PairError
@@ -19,6 +22,7 @@ from outrider.models.arch import Arch
 from outrider.models.borrowed import read_borrowing
 from outrider.models.load import load, load_arch, load_state, resolve
 from outrider.models.torch_decoder import TorchDecoder
+from outrider.text import load_tokenizer
 from outrider.train.draft_model import DraftModelRecipe
 from outrider.train.losses import LOSSES
 from outrider.train.student import initialised
@@ -239,6 +243,15 @@ def test_it_is_no_model_of_its_own(draft: Path) -> None:
         LLM(str(draft))
 
 
+def test_inspect_tells_a_target_from_another(folder: str, draft: Path, tmp_path: Path) -> None:
+    other = save_target(tmp_path / "other", ARCH, seed=2)
+    for target, code, verdict in ((folder, 0, "compatible"), (other, 1, "incompatible")):
+        done = CliRunner().invoke(inspect, [target, "--draft", str(draft), "--json"], standalone_mode=False)
+        pair = json.loads(done.output[done.output.index("{") :])["pair"]
+        assert (done.return_value, pair["verdict"]) == (code, verdict)
+    assert "this target has another embedding" in pair["first_difference"]
+
+
 @pytest.mark.parametrize("kind", [pytest.param("native", marks=pytest.mark.native), "torch"])
 @pytest.mark.parametrize("dtype", [None, "float32"])
 @pytest.mark.parametrize("topk", [1, 3])
@@ -282,3 +295,16 @@ def test_unknown_forms_and_layers_are_named(folder: str, tmp_path: Path) -> None
         recipe_of(folder, (0, 3))
     with pytest.raises(ConfigError, match="needs at least one layer"):
         recipe_of(folder, ())
+
+
+@pytest.mark.model
+def test_a_whole_student_of_the_real_model_has_its_tokenizer(tmp_path: Path) -> None:
+    source = resolve("smollm2-135m")
+    target = load(source)
+    student = initialised(load_arch(source), load_state(source), (0, 29))
+    StudentFiles(source, target.token_weights(), None).write(student, tmp_path / "whole", "transformers")  # type: ignore[attr-defined]
+    written, text = resolve(str(tmp_path / "whole")), "Hello, world! 12345\n\tdef f(x): return x"
+    ours, theirs = load_tokenizer(written), load_tokenizer(source)
+    assert ours.encode(text) == theirs.encode(text)
+    assert (ours.eos_token_ids, ours.fingerprint) == (theirs.eos_token_ids, theirs.fingerprint)
+    assert load_arch(written) == replace(load_arch(source), layers=2)

@@ -118,11 +118,14 @@ def _family(target: Any) -> str | None:
 def _pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The verdict on the pair, and where the draft runs; loaded as `draft_dtype` and `draft_device` of an engine."""
     with Progress(f"loading {draft}"):
+        from outrider.models.borrowed import is_borrowing
         from outrider.models.load import load, resolve
         from outrider.pairing import check_pair
         from outrider.text import load_tokenizer
 
         source = resolve(draft)
+        if is_borrowing(source.path):
+            return _borrowing_pair(llm, draft, given)
         model = load(
             source,
             dtype=given["draft_dtype"] or "auto",
@@ -131,6 +134,23 @@ def _pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]:
         )
         found = check_pair(llm.tokenizer, llm.target, load_tokenizer(source), model)
     return {"verdict": found.verdict, "first_difference": found.first_difference, "draft": placement(model)}
+
+
+def _borrowing_pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict on a target and the layers of a draft that borrows the rest from it."""
+    from outrider.config import SpeculativeConfig
+    from outrider.errors import PairError
+    from outrider.models.borrowed_load import MappedModel
+    from outrider.pairing import load_draft
+
+    chosen = {key: value for key in ("draft_dtype", "draft_device") if (value := given[key]) is not None}
+    config = SpeculativeConfig.of({"method": "draft_model", "model": draft, **chosen})
+    try:
+        loaded = load_draft(config, llm.tokenizer, llm.target, given["threads"])
+    except PairError as error:
+        return {"verdict": "incompatible", "first_difference": str(error), "draft": None}
+    decoder = loaded.decoder if isinstance(loaded, MappedModel) else loaded
+    return {"verdict": "compatible", "first_difference": None, "draft": placement(decoder)}
 
 
 def _head_pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]:
