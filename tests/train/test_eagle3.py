@@ -144,6 +144,39 @@ def test_a_pattern_is_learnt_and_drafted_from_the_files(tmp_path: Path) -> None:
     assert read.token_map[row.argmax()] == batch.tokens[0, 6]
 
 
+def test_chains_stop_at_random_in_training_alone() -> None:
+    """Those that go on say what they would have said among all others."""
+    unrolling = Unrolling(STEPS, going_on=0.5)
+    recipe = Eagle3Recipe(MODERN, WEIGHTS, unrolling, num_layers=LAYERS, token_map=MAP, dtype=torch.float64)
+    batch = some_batch(recipe)
+    whole = recipe_of().unroll(batch)
+    torch.manual_seed(1)
+    thinned = recipe.unroll(batch)
+    assert len(thinned[0].texts) == len(whole[0].texts)
+    for j, step in enumerate(thinned):
+        places = {
+            place: row for row, place in enumerate(zip(whole[j].texts.tolist(), whole[j].pending.tolist()))
+        }
+        rows = [places[place] for place in zip(step.texts.tolist(), step.pending.tolist())]
+        assert 0 < len(rows) <= len(places) * 0.6**j
+        torch.testing.assert_close(step.spoken, whole[j].spoken[rows])
+    assert recipe.judge(batch).counts.tolist() != recipe_of().judge(batch).counts.tolist()
+    recipe.module.eval()
+    assert torch.equal(recipe.judge(batch).hits, recipe_of().judge(batch).hits)
+
+
+def test_a_forward_in_half_precision_is_near() -> None:
+    recipe = recipe_of(dtype=torch.float32)
+    batch = some_batch(recipe)
+    exact = recipe.judge(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        near = recipe.judge(batch)
+    near.loss.backward()
+    assert near.loss.item() == pytest.approx(exact.loss.item(), rel=0.02)
+    assert torch.equal(near.counts, exact.counts)
+    assert all(parameter.grad is not None for parameter in recipe.module.parameters())
+
+
 def test_tokens_outside_the_draft_vocabulary_are_misses_without_loss() -> None:
     recipe = recipe_of()
     batch = counting_batch(len(recipe.taps), known=[3, 4, 6, 9])
@@ -174,4 +207,6 @@ def test_unknown_forms_and_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="loss must be one of"):
         recipe_of(loss="kl")
     with pytest.raises(ConfigError, match="ttt_steps must be at least 1, not 0"):
-        Eagle3Recipe(MODERN, WEIGHTS, Unrolling(0), num_layers=LAYERS, token_map=MAP)
+        Unrolling(0)
+    with pytest.raises(ConfigError, match="going_on must be above 0 and at most 1, not 2"):
+        Unrolling(going_on=2)

@@ -28,11 +28,22 @@ FORMS = ("eagle3", "speculators")
 
 @dataclass(frozen=True)
 class Unrolling:
-    """How far a head is trained on its own states, and by what."""
+    """How far a head is trained on its own states, and by what. Raises `ConfigError` naming a value out of range.
+
+    Chains that stop at random make steps cheaper where they weigh less (conditional drop, PARD 2504.18583).
+    """
 
     ttt_steps: int = 5
     loss: str = "kl_div"
     decay: float = 0.8  # what a step's loss weighs against that of the step before
+    going_on: float = 1.0  # share of the chains of a step that are unrolled further while the head is trained
+
+    def __post_init__(self) -> None:
+        if self.ttt_steps < 1:
+            raise ConfigError(f"ttt_steps must be at least 1, not {self.ttt_steps}")
+        for name in ("decay", "going_on"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
 
 
 def eagle3_config(target: Arch, taps: tuple[int, ...], draft_vocab: int) -> EagleConfig:
@@ -66,16 +77,15 @@ class Eagle3Recipe:
     def __init__(self, config: EagleConfig, weights: TokenWeights, unrolling: Unrolling = Unrolling(), *,
                  num_layers: int, token_map: torch.Tensor | None = None, seed: int = 0, target: str | None = None,
                  dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:  # fmt: skip
-        """`num_layers`: the target's; `target`: its name, for the files. Raises `ConfigError` on an unknown loss or no
-        steps, and `ModelLoadError` where `config` does not fit the target."""
-        if unrolling.ttt_steps < 1:
-            raise ConfigError(f"ttt_steps must be at least 1, not {unrolling.ttt_steps}")
+        """`num_layers`: the target's; `target`: its name, for the files. Raises `ConfigError` on an unknown loss, and
+        `ModelLoadError` where `config` does not fit the target."""
         head = initial_head(config, weights, token_map, seed=seed)
         self.head = EagleHead(head, weights, num_layers=num_layers, dtype=dtype, device=device)
         self.taps = tuple(dict.fromkeys((*self.head.taps, num_layers)))
         self.steps = unrolling.ttt_steps
         self._last = self.taps.index(num_layers)
         law = DraftLaw(weights, token_map, dtype=dtype, device=device)
+        self._going_on = unrolling.going_on
         self._measure = Measure(law, loss_named(unrolling.loss), unrolling.decay)
         self._config, self._token_map, self._target = config, token_map, target
 
@@ -98,9 +108,11 @@ class Eagle3Recipe:
             attend = attention.guessed if steps else attention.certain
             thoughts = self.head(batch.tokens[texts, entries + 1 + j], states, entries + j, attend)
             rows = about_answers(batch.answered, texts, entries + 2 + j)
+            steps.append(Step(texts[rows], entries[rows] + 1, thoughts.spoken[rows], self._matrix))
+            if self.head.training and self._going_on < 1:
+                rows = rows[torch.rand(len(rows)) < self._going_on]
             texts, entries, states = texts[rows], entries[rows], thoughts.states[rows]
             attention.keep(rows)
-            steps.append(Step(texts, entries + 1, thoughts.spoken[rows], self._matrix))
         return steps
 
     def trained(self, dtype: torch.dtype) -> Head:
