@@ -49,6 +49,8 @@ from outrider.core.records import (
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence as Running
 from outrider.core.target_law import TargetLaw
+from outrider.core.token_map import Columns
+from outrider.core.tree import TokenTree
 from outrider.drafters.builder import DraftBuilder
 from outrider.drafters.growth import Growth
 from outrider.drafters.lookahead import LookaheadDrafter
@@ -177,7 +179,7 @@ class ReadyLaw(TargetLaw):
         super().__init__(SAMPLED)
         self.law = law
 
-    def node(self, row: Any, path: Sequence[int]) -> NodeLaw:
+    def node(self, row: Any, path: Sequence[int], columns: Columns | None = None) -> NodeLaw:
         return self.law
 
 
@@ -197,7 +199,7 @@ class Bookkeeping:
     """The pieces of one round on one tree."""
 
     def __init__(self) -> None:
-        law = NodeLaw(VOCAB, np.array([1], dtype=np.int64), np.zeros(1), greedy=True)
+        law = NodeLaw.of_support(VOCAB, np.array([1], dtype=np.int64), np.zeros(1), greedy=True)
         log = list(range(100))
         self.budget, self.growth = Budget(DEPTH, NODES), Growth(VOCAB, TOPK)
         self.context = Context(
@@ -220,7 +222,7 @@ class Bookkeeping:
         return draft
 
     def scored(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft], levels: Sequence[Sequence[int]]
+        self, contexts: Sequence[Context], trees: Sequence[TokenTree], levels: Sequence[Sequence[int]]
     ) -> list[torch.Tensor]:
         return [self.rows[: len(rows)] for rows in levels]
 
@@ -257,7 +259,7 @@ def _laws_along(draft: Draft, path: Sequence[int]) -> Callable[[int], NodeLaw]:
     """Ready laws by which the text goes down a path."""
     tokens = [*(draft.nodes.tokens[node] for node in path), 9]
     laws = {
-        row: NodeLaw(VOCAB, np.array([token], dtype=np.int64), np.zeros(1), greedy=True)
+        row: NodeLaw.of_support(VOCAB, np.array([token], dtype=np.int64), np.zeros(1), greedy=True)
         for row, token in zip((0, *(node + 1 for node in path)), tokens)
     }
     return laws.__getitem__

@@ -183,10 +183,10 @@ def test_the_best_ranked_token_is_the_text() -> None:
 
 
 def test_greedy_laws_ignore_noise_and_ties_go_to_the_lowest_id() -> None:
-    greedy = NodeLaw(9, np.array([4]), np.zeros(1), greedy=True)
+    greedy = NodeLaw.of_support(9, np.array([4]), np.zeros(1), greedy=True)
     assert RoundNoise(1, 2).argmax(greedy, ROOT) == 4
     assert RoundNoise(1, 2).ranked(greedy, 3, ROOT) == (4,)
-    twins = NodeLaw(5, None, np.zeros(5), greedy=True)
+    twins = NodeLaw.of_support(5, None, np.zeros(5), greedy=True)
     assert RoundNoise(1, 2).ranked(twins, 3, ROOT) == (0, 1, 2)
 
 

@@ -154,7 +154,7 @@ def test_forty_thousand_generations_have_the_target_s_law(cell: Cell) -> None:
 def check_noise_match(draws: int) -> None:
     """The text noise at successive positions: the law of each draw, and independence of neighbours."""
     logits = 2.5 * gumbel(9, 0, np.arange(40), 0)
-    law = NodeLaw(40, None, logits - logits.max(), greedy=False)
+    law = NodeLaw.of_support(40, None, logits - logits.max())
     tokens = np.array([RoundNoise(17, start).argmax(law, Place(0, 0)) for start in range(1, draws + 1)])
     counts = np.bincount(tokens, minlength=40)
     rare = (law.probs < 1e-4) | (law.probs * draws < 5.0)

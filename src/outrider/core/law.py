@@ -8,6 +8,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from outrider.core.scaled_row import ScaledRow
+
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
@@ -16,15 +18,52 @@ Ids = npt.NDArray[np.int64]
 class NodeLaw:
     """The law after every logits processor at one node: the tokens it supports, with their logits.
 
-    `tokens` are ascending ids, None for the whole vocabulary; `logits` are divided by the temperature and
-    shifted so that their maximum is 0. A greedy law (temperature 0) supports its best token alone; noise
-    does not move it. A function of its row alone, bit for bit: NumPy reduces one row in a fixed order.
+    Both are made when first asked for, from `row`; the law reads the row's memory until then and no more afterwards. A
+    greedy law (temperature 0) supports its best token alone; noise does not move it. A function of its row alone, bit
+    for bit: NumPy reduces one row in a fixed order.
     """
 
     vocab_size: int
-    tokens: Ids | None  # [s]
-    logits: Floats  # [s]
-    greedy: bool
+    row: ScaledRow
+    greedy: bool = False
+    support: tuple[Ids | None, Floats] | None = None  # where tokens and logits are at hand
+
+    @staticmethod
+    def of_support(vocab_size: int, tokens: Ids | None, logits: Floats, *, greedy: bool = False) -> NodeLaw:
+        """The law of these tokens (ascending ids, None: all) with these logits [s], whose maximum is 0."""
+        return NodeLaw(vocab_size, ScaledRow(logits, 0.0, 1.0, tokens), greedy, (tokens, logits))
+
+    @staticmethod
+    def of_probs(probs: Floats) -> NodeLaw:
+        """The law with these probabilities; zeros fall out of the support."""
+        tokens = np.flatnonzero(probs)
+        assert tokens.size, "a law supports at least one token"
+        logits = np.log(probs[tokens])
+        return NodeLaw.of_support(len(probs), tokens, logits - logits.max())
+
+    @property
+    def tokens(self) -> Ids | None:  # [s]
+        """The supported tokens, ascending ids; None for the whole vocabulary."""
+        return self._support[0]
+
+    @property
+    def logits(self) -> Floats:  # [s]
+        """Their logits, divided by the temperature and shifted so that their maximum is 0."""
+        return self._support[1]
+
+    def settle(self) -> None:
+        """Reads the row now, for whoever keeps the law longer than the row is valid; logits become read-only."""
+        self.logits.flags.writeable = False
+
+    @cached_property
+    def _support(self) -> tuple[Ids | None, Floats]:
+        if self.support is not None:
+            return self.support
+        logits = self.row.all()
+        if logits.min() > -np.inf:
+            return self.row.tokens, logits
+        columns = np.flatnonzero(logits > -np.inf)
+        return self.row.ids(columns), logits[columns]
 
     def token(self, index: int) -> int:
         """The token at an index of the support."""
@@ -48,14 +87,6 @@ class NodeLaw:
         dense.flags.writeable = False
         return dense
 
-    @staticmethod
-    def of_probs(probs: Floats) -> NodeLaw:
-        """The law with these probabilities; zeros fall out of the support."""
-        tokens = np.flatnonzero(probs)
-        assert tokens.size, "a law supports at least one token"
-        logits = np.log(probs[tokens])
-        return NodeLaw(len(probs), tokens, logits - logits.max(), greedy=False)
-
 
 @dataclass(frozen=True)
 class PointMass:
@@ -67,6 +98,10 @@ class Drawn:
     """One token drawn from `probs`, given as they are or as a law, which is spread over the vocabulary when asked."""
 
     source: Floats | NodeLaw
+
+    def __post_init__(self) -> None:
+        if isinstance(self.source, NodeLaw):
+            self.source.settle()  # a draft outlives the rows it was drawn from
 
     @property
     def probs(self) -> Floats:  # [vocab]
@@ -81,6 +116,10 @@ class DrawnWithoutReplacement:
     """
 
     source: Floats | NodeLaw
+
+    def __post_init__(self) -> None:
+        if isinstance(self.source, NodeLaw):
+            self.source.settle()  # a draft outlives the rows it was drawn from
 
     @property
     def probs(self) -> Floats:  # [vocab]

@@ -13,12 +13,12 @@ from typing import Protocol
 
 import numpy as np
 
+from outrider.core.champion import champions
+from outrider.core.hashing import GOLDEN, gumbels, hash_key, mix, uniforms
 from outrider.core.largest import largest
 from outrider.core.law import Floats, Ids, NodeLaw
 
-_MASK = (1 << 64) - 1
-_BLOCK = 8192  # tokens hashed at a time: their numbers stay in the first-level caches
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the increment of splitmix64
+_SMALL = 4096  # tokens, scored all at once
 
 
 class Purpose(IntEnum):
@@ -83,36 +83,17 @@ def fresh_seed() -> int:
 
 def choice_seed(seed: int, choice: int) -> int:
     """The seed of choice i of n; choice 0 keeps the seed itself."""
-    return seed if choice == 0 else _mix(_mix(seed) + choice * _GOLDEN)
+    return seed if choice == 0 else mix(mix(seed) + choice * GOLDEN)
 
 
 def uniform(seed: int, position: int, token_ids: Ids, purpose: int) -> Floats:  # [n] -> [n]
     """Uniforms in (0, 1) with 53 bits, one per token id; the same for an id in whatever subset or order."""
-    key = np.uint64(_mix(_mix(_mix(seed) + position * _GOLDEN) + purpose * _GOLDEN))
-    numbers = np.empty(token_ids.size)
-    for start in range(0, token_ids.size, _BLOCK):
-        _hash_into(numbers[start : start + _BLOCK], token_ids[start : start + _BLOCK], key)
-    return numbers
-
-
-def _hash_into(numbers: Floats, token_ids: Ids, key: np.uint64) -> None:  # [n], [n]
-    """The finaliser of splitmix64 on key + (id + 1) * golden ratio, as numbers in (0, 1)."""
-    state = token_ids.astype(np.uint64)
-    shifted = np.empty_like(state)
-    state += np.uint64(1)
-    state *= np.uint64(_GOLDEN)
-    state += key
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        state ^= np.right_shift(state, np.uint64(shift), out=shifted)
-        state *= np.uint64(factor)
-    state ^= np.right_shift(state, np.uint64(31), out=shifted)
-    state >>= np.uint64(11)
-    np.multiply(np.maximum(state, np.uint64(1), out=state), 2.0**-53, out=numbers)
+    return uniforms(hash_key(seed, position, purpose), token_ids)
 
 
 def gumbel(seed: int, position: int, token_ids: Ids, purpose: int) -> Floats:  # [n] -> [n]
     """Standard Gumbel noise, float64, from `uniform`; finite by construction."""
-    return -np.log(-np.log(uniform(seed, position, token_ids, purpose)))
+    return gumbels(hash_key(seed, position, purpose), token_ids)
 
 
 @dataclass(frozen=True)
@@ -131,17 +112,16 @@ class RoundNoise:
         return self.ranked(law, 1, place)[0]
 
     def ranked(self, law: NodeLaw, count: int, place: Place) -> tuple[int, ...]:
-        return _best(law, self._perturbed(law, place), count)
+        return self._text(law, count, place)[0]
 
     def contest(self, law: NodeLaw, count: int, place: Place) -> Contest:
-        scores = self._perturbed(law, place)
-        best = largest(scores, max(count, 2))
-        behind = scores[best[0]] - scores[best]
-        leads = (float(behind[1]) if len(best) > 1 else math.inf, *behind[1:].tolist())
-        return Contest(tuple(law.token(int(index)) for index in best[:count]), leads[:count])
+        tokens, scores = self._text(law, max(count, 2), place)
+        behind = scores[0] - scores
+        leads = (float(behind[1]) if len(tokens) > 1 else math.inf, *behind[1:].tolist())
+        return Contest(tokens[:count], leads[:count])
 
     def draw(self, law: NodeLaw, count: int, place: Place) -> tuple[int, ...]:
-        return _best(law, law.logits + self._gumbel(law, Purpose.DRAFT, place), count)
+        return self._best(law, count, self._purpose(Purpose.DRAFT, place), place)[0]
 
     def accept(self, probability: float, place: Place) -> bool:
         token = np.zeros(1, dtype=np.int64)
@@ -149,33 +129,29 @@ class RoundNoise:
         return bool(u[0] < probability)
 
     def choose(self, probs: Floats, place: Place) -> int:
-        law = NodeLaw.of_probs(probs)
-        return _best(law, law.logits + self._gumbel(law, Purpose.RESIDUAL, place), 1)[0]
+        return self._best(NodeLaw.of_probs(probs), 1, self._purpose(Purpose.RESIDUAL, place), place)[0][0]
 
-    def _perturbed(self, law: NodeLaw, place: Place) -> Floats:  # [s]
-        if law.greedy:
-            return law.logits
-        return law.logits + gumbel(self.seed, self.start + place.depth, _ids(law), Purpose.TEXT)
+    def _text(self, law: NodeLaw, count: int, place: Place) -> tuple[tuple[int, ...], Floats]:  # [k], [k]
+        """The best tokens under the text's noise, which does not move a greedy law, with their scores."""
+        if not law.greedy:
+            return self._best(law, count, Purpose.TEXT, place)
+        best = largest(law.logits, count)
+        return tuple(map(law.token, best.tolist())), law.logits[best]
 
-    def _gumbel(self, law: NodeLaw, purpose: Purpose, place: Place) -> Floats:
-        return gumbel(self.seed, self.start + place.depth, _ids(law), self._purpose(purpose, place))
+    def _best(self, law: NodeLaw, count: int, purpose: int,
+              place: Place) -> tuple[tuple[int, ...], Floats]:  # [k], [k]  # fmt: skip
+        """Tokens with the largest scores, logit and noise, and these: best first, lowest id first on ties."""
+        key = hash_key(self.seed, self.start + place.depth, purpose)
+        if law.row.raw.size > _SMALL and (found := champions(law.row, key, count)) is not None:
+            columns, scores = found
+            return tuple(law.row.ids(columns).tolist()), scores
+        scores = law.logits + gumbels(key, _ids(law))
+        best = largest(scores, count)
+        return tuple(map(law.token, best.tolist())), scores[best]
 
     def _purpose(self, purpose: Purpose, place: Place) -> int:
-        return _mix(_mix(int(purpose)) + self.start * _GOLDEN) + place.row
-
-
-def _mix(value: int) -> int:
-    """The finaliser of splitmix64 on one integer."""
-    value = (value + _GOLDEN) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
+        return mix(mix(int(purpose)) + self.start * GOLDEN) + place.row
 
 
 def _ids(law: NodeLaw) -> Ids:
     return np.arange(law.vocab_size, dtype=np.int64) if law.tokens is None else law.tokens
-
-
-def _best(law: NodeLaw, scores: Floats, count: int) -> tuple[int, ...]:
-    """Tokens with the largest scores, best first, lowest id first on ties."""
-    return tuple(law.token(int(index)) for index in largest(scores, count))

@@ -14,6 +14,7 @@ from outrider.core.largest import kth_largest
 from outrider.core.law import Floats, NodeLaw
 from outrider.core.processors import Processors
 from outrider.core.sampling import SamplingParams
+from outrider.core.scaled_row import ScaledRow
 from outrider.core.token_map import AllTokens, Columns
 from outrider.errors import ScoreError
 
@@ -57,6 +58,8 @@ class TargetLaw:
         `columns`: which tokens the row speaks of, None for all of them. The others have no chance; the law is the one
         of the same row with -inf for them.
 
+        Without min_p, top_k and top_p the law reads the row only when it is asked; see `NodeLaw`.
+
         Raises `ScoreError` on a row with NaN or +inf, or one whose every token is masked; `ParameterError`
         when logit_bias names a token beyond the vocabulary.
         """
@@ -69,18 +72,15 @@ class TargetLaw:
             return _greedy(columns, best)
         peak = float(raw.max())
         _check_peak(peak)
-        logits = raw.astype(np.float64)
         if active:
-            self._processors.apply(logits, path, columns)
-            peak = float(logits.max())
+            raw = raw.astype(np.float64)
+            self._processors.apply(raw, path, columns)
+            peak = float(raw.max())
             _check_processed(peak)
         if self._sampling.greedy:
-            return _greedy(columns, int(logits.argmax()))
-        logits -= peak
-        if self._sampling.temperature != 1.0:
-            with np.errstate(over="ignore"):
-                logits /= self._sampling.temperature
-        return _cut(logits, self._sampling, columns)
+            return _greedy(columns, int(raw.argmax()))
+        scaled = ScaledRow(raw, peak, self._sampling.temperature, columns.tokens)
+        return _cut(scaled, self._sampling, columns.vocab_size)
 
 
 def host_row(row: Row) -> npt.NDArray[Any]:  # [vocab] -> [vocab]
@@ -123,26 +123,23 @@ def _check_processed(peak: float) -> None:
 
 def _greedy(columns: Columns, best: int) -> NodeLaw:
     token = best if columns.tokens is None else int(columns.tokens[best])
-    return NodeLaw(columns.vocab_size, np.array([token], dtype=np.int64), np.zeros(1), greedy=True)
+    return NodeLaw.of_support(columns.vocab_size, np.array([token], dtype=np.int64), np.zeros(1), greedy=True)
 
 
-def _cut(logits: Floats, sampling: SamplingParams, columns: Columns) -> NodeLaw:  # [columns], maximum 0
+def _cut(row: ScaledRow, sampling: SamplingParams, vocab_size: int) -> NodeLaw:
     """Cuts the support by min_p, top_k and top_p. Each cut keeps the values at or above one of them, so the
-    support is what the highest of the three floors leaves."""
+    support is what the highest of the three floors leaves. Without a cut nothing is computed here."""
     floor = -math.inf if sampling.min_p == 0.0 else math.log(sampling.min_p)
-    if sampling.top_k is not None and sampling.top_k < logits.size:
-        floor = max(floor, kth_largest(logits, sampling.top_k))
+    if sampling.top_k is not None and sampling.top_k < row.raw.size:
+        floor = max(floor, row.scaled(kth_largest(row.raw, sampling.top_k)))  # scaling keeps the order
+    if floor == -math.inf and sampling.top_p == 1.0:
+        return NodeLaw(vocab_size, row)
+    columns, logits = (None, row.all()) if floor == -math.inf else row.from_logit(floor)
     if sampling.top_p < 1.0:
-        left = logits if floor == -math.inf else logits[logits >= floor]
-        floor = max(floor, _nucleus_floor(left, sampling.top_p))
-    if floor == -math.inf:
-        if logits.min() > -math.inf:
-            return NodeLaw(columns.vocab_size, columns.tokens, logits, greedy=False)
-        kept = np.flatnonzero(logits > -math.inf)
-    else:
-        kept = np.flatnonzero(logits >= floor)
-    tokens = kept if columns.tokens is None else columns.tokens[kept]
-    return NodeLaw(columns.vocab_size, tokens, logits[kept], greedy=False)
+        kept = np.flatnonzero(logits >= _nucleus_floor(logits, sampling.top_p))
+        columns, logits = kept if columns is None else columns[kept], logits[kept]
+    assert columns is not None
+    return NodeLaw.of_support(vocab_size, row.ids(columns), logits)
 
 
 def _nucleus_floor(logits: Floats, top_p: float) -> float:  # [n], maximum 0

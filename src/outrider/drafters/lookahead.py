@@ -198,5 +198,5 @@ def _noisy_best(context: Context, place: Place, tokens: Ids, logits: npt.NDArray
     """The best of these tokens, given best first, at the request's temperature and under its noise."""
     order = np.argsort(tokens)
     scaled = (logits - logits[0])[order].astype(np.float64) / context.sampling.temperature
-    law = NodeLaw(int(tokens.max()) + 1, tokens[order], scaled, greedy=False)  # of these tokens alone
+    law = NodeLaw.of_support(int(tokens.max()) + 1, tokens[order], scaled)  # of these tokens alone
     return context.noise.ranked(law, 1, place)[0]
