@@ -29,6 +29,7 @@ from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config
 from outrider.train.texts import Batch
 
 STEPS = 3
+THREE = Unrolling(STEPS)
 TARGET = Arch("llama", LAYERS, HIDDEN, 24, 4, 2, 4, VOCAB, 1e-5, 10000.0, RopeScaling(),
               False, False, False, False, True, 64)  # fmt: skip
 MODERN = eagle3_config(TARGET, (1, 2, 3), len(MAP))
@@ -40,12 +41,18 @@ by_config = pytest.mark.parametrize(
 )  # fmt: skip
 
 
-def recipe_of(config: EagleConfig = MODERN, loss: str = "kl_div",
+def recipe_of(config: EagleConfig = MODERN, unrolling: Unrolling = THREE,
               dtype: torch.dtype = torch.float64) -> Eagle3Recipe:  # fmt: skip
     token_map = MAP if config.draft_vocab < VOCAB else None
-    return Eagle3Recipe(
-        config, WEIGHTS, Unrolling(STEPS, loss), num_layers=LAYERS, token_map=token_map, dtype=dtype
-    )
+    return Eagle3Recipe(config, WEIGHTS, unrolling, num_layers=LAYERS, token_map=token_map, dtype=dtype)
+
+
+def shaken(recipe: Eagle3Recipe) -> Eagle3Recipe:
+    """With a layer that adds something, unlike that of an untrained head."""
+    made = torch.Generator().manual_seed(4)
+    for parameter in recipe.module.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=made, dtype=parameter.dtype) * 0.2
+    return recipe
 
 
 def some_batch(recipe: Eagle3Recipe) -> Batch:
@@ -64,7 +71,7 @@ def drafted_row(head: EagleHead, batch: Batch, text: int, pending: int, depth: i
 
 @by_config
 def test_training_computes_what_drafting_does(config: EagleConfig) -> None:
-    recipe = recipe_of(config)
+    recipe = shaken(recipe_of(config))
     batch = some_batch(recipe)
     judged, seen = recipe.judge(batch), torch.zeros(STEPS, dtype=torch.int64)
     token_map = MAP if config.draft_vocab < VOCAB else torch.arange(VOCAB)
@@ -93,7 +100,7 @@ def test_guesses_are_judged_where_drafts_are_asked_for() -> None:
 
 def test_a_guess_knows_nothing_of_what_comes_later() -> None:
     """Guess j of a pending position hangs on the tokens up to it and the j behind it, and on features before it."""
-    recipe = recipe_of()
+    recipe = shaken(recipe_of())
     batch, text, place = some_batch(recipe), 3, 8
     changed = Batch(batch.tokens.clone(), batch.features.clone(), batch.answered)
     changed.tokens[text, place] = (changed.tokens[text, place] + 1) % VOCAB
@@ -107,7 +114,7 @@ def test_a_guess_knows_nothing_of_what_comes_later() -> None:
 
 @by_config
 def test_every_tensor_of_the_head_learns_and_none_of_the_target_s(config: EagleConfig) -> None:
-    recipe = recipe_of(config)
+    recipe = shaken(recipe_of(config))
     recipe.judge(some_batch(recipe)).loss.backward()
     trained = dict(recipe.module.named_parameters())
     assert len(trained) >= 10
@@ -119,7 +126,7 @@ def test_every_tensor_of_the_head_learns_and_none_of_the_target_s(config: EagleC
 
 @pytest.mark.parametrize("loss", ["kl_div", "ce", "tv"])  # the weights of lk_hybrid pass no gradient
 def test_gradients_are_those_of_the_loss(loss: str) -> None:
-    recipe = recipe_of(loss=loss)
+    recipe = shaken(recipe_of(unrolling=Unrolling(STEPS, loss)))
     batch = some_batch(recipe)
     recipe.judge(batch).loss.backward()
     for name, parameter in recipe.module.named_parameters():
@@ -146,10 +153,9 @@ def test_a_pattern_is_learnt_and_drafted_from_the_files(tmp_path: Path) -> None:
 
 def test_chains_stop_at_random_in_training_alone() -> None:
     """Those that go on say what they would have said among all others."""
-    unrolling = Unrolling(STEPS, going_on=0.5)
-    recipe = Eagle3Recipe(MODERN, WEIGHTS, unrolling, num_layers=LAYERS, token_map=MAP, dtype=torch.float64)
-    batch = some_batch(recipe)
-    whole = recipe_of().unroll(batch)
+    recipe = shaken(recipe_of(unrolling=Unrolling(STEPS, going_on=0.5)))
+    batch, full = some_batch(recipe), shaken(recipe_of())
+    whole = full.unroll(batch)
     torch.manual_seed(1)
     thinned = recipe.unroll(batch)
     assert len(thinned[0].texts) == len(whole[0].texts)
@@ -160,13 +166,13 @@ def test_chains_stop_at_random_in_training_alone() -> None:
         rows = [places[place] for place in zip(step.texts.tolist(), step.pending.tolist())]
         assert 0 < len(rows) <= len(places) * 0.6**j
         torch.testing.assert_close(step.spoken, whole[j].spoken[rows])
-    assert recipe.judge(batch).counts.tolist() != recipe_of().judge(batch).counts.tolist()
+    assert recipe.judge(batch).counts.tolist() != full.judge(batch).counts.tolist()
     recipe.module.eval()
-    assert torch.equal(recipe.judge(batch).hits, recipe_of().judge(batch).hits)
+    assert torch.equal(recipe.judge(batch).hits, full.judge(batch).hits)
 
 
 def test_a_forward_in_half_precision_is_near() -> None:
-    recipe = recipe_of(dtype=torch.float32)
+    recipe = shaken(recipe_of(dtype=torch.float32))
     batch = some_batch(recipe)
     exact = recipe.judge(batch)
     with torch.autocast("cpu", torch.bfloat16):
@@ -205,7 +211,7 @@ def test_unknown_forms_and_settings_are_refused(tmp_path: Path) -> None:
     ):
         recipe_of().write(tmp_path / "head", "eagel3")
     with pytest.raises(ConfigError, match="loss must be one of"):
-        recipe_of(loss="kl")
+        recipe_of(unrolling=Unrolling(loss="kl"))
     with pytest.raises(ConfigError, match="ttt_steps must be at least 1, not 0"):
         Unrolling(0)
     with pytest.raises(ConfigError, match="going_on must be above 0 and at most 1, not 2"):

@@ -134,7 +134,7 @@ class _Speak(torch.autograd.Function):
                 spoken_slope[block] = slope @ weight
             if matrix_slope is not None:
                 _add_product(matrix_slope, slope, rows[block])
-        ctx.save_for_backward(spoken_slope, matrix_slope)
+        ctx.save_for_backward(spoken_slope, matrix_slope)  # type: ignore[arg-type]  # None is allowed
         ctx.mark_non_differentiable(losses, overlaps, hits)
         return losses.sum(), losses, overlaps, hits
 
