@@ -1,0 +1,8 @@
+"""Lets the suites of the library import the plain module beside them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
