@@ -48,7 +48,7 @@ def test_sizes_of_methods_without_a_model_have_their_defaults() -> None:
 
 
 def test_no_settings_together_draft_more_than_the_most() -> None:
-    wide = SpeculativeConfig.of({"model": "m", "topk": 1024, "num_steps": 1024})
+    wide = SpeculativeConfig.of({"model": "m", "topk": 64, "num_steps": 1024})
     deep = SpeculativeConfig.of(
         {
             "method": "lookahead",
@@ -97,7 +97,8 @@ def test_the_caller_s_settings_are_left_as_they_are() -> None:
         ({3: 4}, "unknown key 3"),
         ({"method": "ngram", "guarantee": None}, "guarantee must be one of"),
         ({"method": "ngram", "num_speculative_tokens": 10**8}, "at most 1024"),
-        ({"model": "m", "topk": 5000}, "at most 1024"),
+        ({"model": "m", "topk": 65}, "topk must be at most 64, not 65"),
+        ({"method": "eagle3", "model": "m", "topk": 1024}, "topk must be at most 64, not 1024"),
         ({"method": "ngram", "prompt_lookup_max": 10**30}, "prompt_lookup_max must be at most 1024"),
         ({"method": "recycling", "recycling_successors": 10**9}, "recycling_successors must be at most 1024"),
         ({"method": "lookahead", "max_window_size": 10**9}, "max_window_size must be at most 1024"),

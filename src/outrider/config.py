@@ -47,6 +47,8 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
 }
 MOST_DRAFTED = 1024
 """No draft is deeper, wider or larger than this: far beyond what any target scores at a profit."""
+MOST_CHILDREN = 64
+"""No node of a draft has more children, and no level expands more nodes: the draft model scores each of them."""
 _DRAFT_SIZES = (
     "num_speculative_tokens", "num_steps", "topk", "tree_budget", "prompt_lookup_min", "prompt_lookup_max",
     "recycling_successors", "max_window_size", "max_ngram_size", "max_verification_set_size",
@@ -219,8 +221,9 @@ class SpeculativeConfig:
             least = 2 if name == "max_ngram_size" else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
-            if name in _DRAFT_SIZES and value > MOST_DRAFTED:
-                raise ConfigError(f"{name} must be at most {MOST_DRAFTED}, not {value!r:.40}")
+            most = MOST_CHILDREN if name == "topk" else MOST_DRAFTED
+            if name in _DRAFT_SIZES and value > most:
+                raise ConfigError(f"{name} must be at most {most}, not {value!r:.40}")
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if (value is not None or name == "guarantee") and value not in choices:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from outrider.config import SpeculativeConfig
 from outrider.core.protocols import TappedTarget, TargetModel
 from outrider.errors import ConfigError, ModelLoadError, PairError
@@ -22,6 +25,16 @@ def check_pair(target_tokenizer: Tokenizer, target: TargetModel, draft_tokenizer
     )
 
 
+@contextmanager
+def _naming_the_key() -> Iterator[None]:
+    """What cannot be loaded is the value of a setting."""
+    try:
+        yield
+    except ModelLoadError as error:
+        raise ModelLoadError(f"speculative_config 'model': {error}") from error
+
+
+@_naming_the_key()
 def load_draft(config: SpeculativeConfig, target_tokenizer: Tokenizer, target: TargetModel,
                threads: int | None) -> TargetModel | MappedModel:  # fmt: skip
     """The configured draft model on its own device and dtype. Raises `PairError` when the vocabularies differ.
@@ -51,6 +64,7 @@ def load_draft(config: SpeculativeConfig, target_tokenizer: Tokenizer, target: T
     return draft
 
 
+@_naming_the_key()
 def load_head(config: SpeculativeConfig) -> Head:
     """The configured draft head, as its files describe it. Raises `ModelLoadError`, or `ConfigError` on another kind.
 
@@ -83,7 +97,7 @@ def _held_model(model: object) -> TargetModel:
         return model
     if not hasattr(model, "config"):
         raise ModelLoadError(
-            f"'model' must be a name, a folder, a file or a loaded model, not {type(model).__name__}"
+            f"a draft model is a name, a folder, a file or a loaded model, not {type(model).__name__}"
         )
     from outrider.models.hf import HfTarget
 
