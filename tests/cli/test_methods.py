@@ -58,7 +58,7 @@ def test_a_folder_of_garbage_is_told_in_one_line(
         (tmp_path / file).write_bytes(content)
     failed = outrider("generate", "toy", "abc", "--method", name, "--draft-model", str(tmp_path))
     assert (failed.code != 0, failed.out) == (True, "")
-    assert failed.err.startswith(f"error: {tmp_path}")
+    assert failed.err.startswith(f"error: speculative_config 'model': {tmp_path}")
     assert failed.err.count("\n") == 1
 
 
