@@ -17,14 +17,10 @@ from outrider.core.law import Floats, Ids
 from outrider.core.scaled_row import ScaledRow
 
 _SAMPLE = 768  # values of a row that tell where its best lie
-_NEAR = (
-    8  # of the sample's values lie near the peak: scoring such a share costs less than a pass over the row
-)
+_NEAR = 8  # of the sample's values count as near the peak: scoring such a share is cheap beside a pass over the row
 _MANY = 4096  # ties at the peak
 _MOST_NOISE = 36.8  # nats; -log(-log(1 - 2^-53)) is 36.74
-_OUT_OF_REACH = (
-    40.0  # nats below the peak, from where no noise wins over the least that the peak itself may have
-)
+_OUT_OF_REACH = 40.0  # nats below the peak: the most noise there loses to the least at the peak, or nearly so
 _ROUNDING = 1e-9  # nats; see `_least_hash`
 
 
