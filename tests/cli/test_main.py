@@ -29,9 +29,11 @@ sys.exit(f"imported {{heavy}}" if heavy else code)
         (["generate", "--help"], 0),
         (["demo", "--help"], 0),
         (["doctor", "--help"], 0),
+        (["train", "--help"], 0),
+        (["train", "eagle3", "m", "--prompts", "a", "--output", "b", "--budget", "soon"], 2),
         (["doctor", "--device", "cuda"], 2),
         (["generate", "m", "p", "--temperature", "nan"], 2),
-        (["generate", "m", "p", "--method", "eagle"], 2),
+        (["generate", "m", "p", "--method", "self_draft"], 2),
         (["generate", "m", ""], 2),
     ],
 )
@@ -63,7 +65,7 @@ def test_help_is_there_within_three_tenths_of_a_second() -> None:
 def test_help_names_every_command(outrider) -> None:
     shown = outrider("--help")
     assert shown.code == 0
-    for name in ("generate", "chat", "inspect", "demo", "doctor"):
+    for name in ("generate", "chat", "inspect", "demo", "doctor", "train"):
         assert name in shown.out
     assert outrider().out == shown.out
 

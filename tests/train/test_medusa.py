@@ -24,7 +24,8 @@ from outrider.drafters.medusa import MedusaDrafter
 from outrider.errors import ConfigError, ModelLoadError
 from outrider.models.heads import MedusaConfig, read_head
 from outrider.models.medusa_head import MedusaHeads
-from outrider.train.medusa import MedusaRecipe, Output
+from outrider.train.medusa import MedusaRecipe
+from outrider.train.output import Output
 from outrider.train.texts import Batch
 
 HEADS = 3

@@ -25,6 +25,7 @@ _COMMANDS = {
     "inspect": "outrider.cli.inspect",
     "demo": "outrider.cli.demo",
     "doctor": "outrider.cli.doctor",
+    "train": "outrider.cli.train",
 }
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 

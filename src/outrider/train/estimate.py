@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import ConfigError
-from outrider.train.recipe import Recipe
 from outrider.train.prompts import PromptSplit
+from outrider.train.recipe import Recipe
 from outrider.train.settings import TrainSettings
 
 _TOKEN_BYTES = 7  # of a token id in the file of answers

@@ -43,9 +43,10 @@ def device_of(recipe: Recipe) -> torch.device:
 
 
 def judged(recipe: Recipe, texts: Texts, indices: Sequence[int]) -> tuple[Judged, Batch]:
-    """What a recipe says of some texts, where its module is."""
+    """What a recipe says of some texts, where its module is; autocast leaves the target's states as they are."""
     device = device_of(recipe)
-    batch = texts.batch(indices)
+    with torch.autocast(device.type, enabled=False):
+        batch = texts.batch(indices)
     batch = Batch(batch.tokens.to(device), batch.features.to(device), batch.answered.to(device))
     return recipe.judge(batch), batch
 

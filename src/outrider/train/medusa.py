@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 
 import torch
@@ -15,20 +14,12 @@ from outrider.models.heads import Head, MedusaConfig
 from outrider.models.medusa_head import MedusaHeads, untrained_head
 from outrider.train.guesses import Measure, Step, about_answers, judged
 from outrider.train.losses import loss_named
+from outrider.train.output import Output
 from outrider.train.recipe import Judged
 from outrider.train.texts import Batch
 from outrider.train.vocabulary import DraftLaw
 
 FORMS = ("medusa_vllm", "medusa")
-
-
-class Output(Enum):
-    """Through what heads speak."""
-
-    OWN = "own"  # each through a matrix of its own, which starts as the target's rows
-    TARGET = (
-        "target"  # all through the target's rows, of which the files hold one copy; blocks alone are trained
-    )
 
 
 class MedusaRecipe:

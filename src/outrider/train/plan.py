@@ -11,7 +11,8 @@ from typing import Any
 
 from outrider.errors import ConfigError
 from outrider.train.checkpoint import replace_file
-from outrider.train.evaluation import HeldOut, Texts, evaluate, judged
+from outrider.train.evaluation import HeldOut, Texts, device_of, evaluate, judged
+from outrider.train.loop import Autocast, Data
 from outrider.train.order import epoch_batches
 from outrider.train.recipe import Recipe
 from outrider.train.settings import TrainSettings
@@ -30,6 +31,7 @@ class Plan:
     texts: int  # answered texts that are trained on
     steps: int
     evaluate_every: int
+    autocast: str  # of the machine that it began on
 
     def write(self, folder: Path) -> None:
         """Writes `plan.json`."""
@@ -57,24 +59,25 @@ def read_plan(folder: Path, run: Mapping[str, Any]) -> Plan | None:
 def planned(recipe: Recipe, texts: Texts, held_out: HeldOut, settings: TrainSettings, *, seconds: float | None,
             run: Mapping[str, Any]) -> Plan:  # fmt: skip
     """As many steps as were asked for, or as fit into `seconds` with their evaluations, or into the epochs."""
+    autocast = Autocast.fastest(device_of(recipe))
     lengths = texts.lengths()
     epoch = epoch_batches(lengths, settings.batch_tokens, settings.seed, 0)
     steps = settings.steps
     if steps is None and seconds is not None:
-        steps = _steps_within(recipe, texts, held_out, epoch, seconds, settings.batch_tokens)
+        steps = _steps_within(recipe, Data(texts, held_out), epoch, autocast, seconds, settings.batch_tokens)
     elif steps is None:
         steps = max(_LEAST_STEPS, round(settings.epochs * len(epoch)))
-    return Plan(run, len(lengths), steps, max(1, -(-steps // _EVALUATIONS)))
+    return Plan(run, len(lengths), steps, max(1, -(-steps // _EVALUATIONS)), autocast.value)
 
 
-def _steps_within(recipe: Recipe, texts: Texts, held_out: HeldOut, epoch: Sequence[Sequence[int]], seconds: float,
+def _steps_within(recipe: Recipe, data: Data, epoch: Sequence[Sequence[int]], autocast: Autocast, seconds: float,
                   batch_tokens: int) -> int:  # fmt: skip
     """Times some batches, first with their hidden states to be computed, then with those at hand."""
     begin = time.monotonic()
     probed = [epoch[len(epoch) * i // _PROBED] for i in range(min(_PROBED, len(epoch)))]
-    first, again = (_seconds_per_batch(recipe, texts, probed) for _ in range(2))
+    first, again = (_seconds_per_batch(recipe, data.texts, probed, autocast) for _ in range(2))
     start = time.monotonic()
-    evaluate(recipe, held_out, batch_tokens=batch_tokens)
+    evaluate(recipe, data.held_out, batch_tokens=batch_tokens)
     evaluation = time.monotonic() - start
     left = seconds - (time.monotonic() - begin) - (_EVALUATIONS + 1) * evaluation
     whole = len(epoch) * first
@@ -82,10 +85,13 @@ def _steps_within(recipe: Recipe, texts: Texts, held_out: HeldOut, epoch: Sequen
     return max(_LEAST_STEPS, int(steps))
 
 
-def _seconds_per_batch(recipe: Recipe, texts: Texts, probed: Sequence[Sequence[int]]) -> float:
+def _seconds_per_batch(
+    recipe: Recipe, texts: Texts, probed: Sequence[Sequence[int]], autocast: Autocast
+) -> float:
     start = time.monotonic()
     for indices in probed:
-        found, _ = judged(recipe, texts, indices)
+        with autocast.on(device_of(recipe)):
+            found, _ = judged(recipe, texts, indices)
         found.loss.backward()  # type: ignore[no-untyped-call]
     recipe.module.zero_grad(set_to_none=True)
     return (time.monotonic() - start) / len(probed)

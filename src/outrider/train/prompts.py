@@ -17,7 +17,7 @@ Message = Mapping[str, str]
 LEAST_PROMPTS = 24
 """Fewer leave nothing to train on beside what is held out."""
 _HELD_OUT_SHARE = 16  # one prompt in so many is held out ...
-_MOST_HELD_OUT = 64  # ... up to this number
+_MOST_HELD_OUT = 96  # ... up to this number
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 

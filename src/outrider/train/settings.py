@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import ConfigError, nearest
-from outrider.train.losses import loss_named
+from outrider.train.output import Output
 
 METHODS = ("eagle3", "medusa", "draft_model")
+LOSS_NAMES = ("kl_div", "ce", "tv", "lk_hybrid")  # of `train.losses`, which takes torch to import
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -27,6 +28,9 @@ class DraftShape:
     loss_fn: str = "kl_div"
     ttt_steps: int | None = None  # eagle3: unrolled steps; draft_model: positions it is judged at
     num_heads: int | None = None  # medusa
+    lm_head: str = (
+        "target"  # eagle3, medusa: whether heads speak through the target's rows, or through `own` ones
+    )
     layers: tuple[int, ...] | None = None  # draft_model: the target's layers that the student is made of
 
     def __post_init__(self) -> None:
@@ -34,7 +38,12 @@ class DraftShape:
             raise ConfigError(
                 f"method must be one of {', '.join(METHODS)}, not {self.method!r}{nearest(self.method, METHODS)}"
             )
-        loss_named(self.loss_fn)
+        if self.loss_fn not in LOSS_NAMES:
+            hint = nearest(self.loss_fn, LOSS_NAMES)
+            raise ConfigError(f"loss_fn must be one of {', '.join(LOSS_NAMES)}, not {self.loss_fn!r}{hint}")
+        outputs = [one.value for one in Output]
+        if self.lm_head not in outputs:
+            raise ConfigError(f"lm_head must be one of {', '.join(outputs)}, not {self.lm_head!r}")
         for name, owners in (
             ("target_layer_ids", ("eagle3",)),
             ("ttt_steps", ("eagle3", "draft_model")),
@@ -66,7 +75,7 @@ class TrainSettings:
     most_new: int = 256  # tokens of an answer
     most_prompt: int = 768  # tokens; longer prompts are left out
     learning_rate: float | None = None
-    batch_tokens: int = 4096
+    batch_tokens: int = 2048
     seed: int = 0
     forms: tuple[str, ...] = ()  # further forms to export to, beside the one that is drafted with
     device: str = "cpu"

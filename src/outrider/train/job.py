@@ -1,0 +1,281 @@
+"""`train_draft`: from prompts to a trained draft on the disk, proven on held-out prompts; resumable throughout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from outrider.core.protocols import TappedTarget
+from outrider.core.records import SpeculationStats
+from outrider.drafters.setup import tapped
+from outrider.errors import ConfigError
+from outrider.llm import LLM
+from outrider.models.load import ModelSource, load_arch
+from outrider.train.answers import (
+    AnswerObserver,
+    AnswerSettings,
+    Question,
+    answer,
+    held_out_questions,
+    questions,
+)
+from outrider.train.curve import Curve
+from outrider.train.distributed import World
+from outrider.train.estimate import Estimate, check_room, estimate
+from outrider.train.evaluation import HeldOut
+from outrider.train.features import Features
+from outrider.train.live import Live, measure_live
+from outrider.train.loop import Autocast, Data, LoopSettings, Observer, train
+from outrider.train.plan import Plan, planned, read_plan
+from outrider.train.plot import write_plot
+from outrider.train.prompts import PromptSplit, file_hashes, read_prompts, render, split
+from outrider.train.provenance import Provenance, TargetMarks
+from outrider.train.recipe import Recipe
+from outrider.train.recipes import TrainTarget, recipe_for
+from outrider.train.settings import TrainSettings
+from outrider.train.texts import Text
+
+_ANSWER_SHARE = 0.33  # of a budget
+_PROOF_SHARE = 0.1
+_RATES = {"eagle3": 1e-3, "medusa": 1e-3, "draft_model": 5e-4}
+_OWN_FORM = {"eagle3": "eagle3", "medusa": "medusa_vllm", "draft_model": "outrider"}
+_HELD_OUT_FILE, _ANSWER_FILE = "held_out.jsonl", "answers.jsonl"
+_MARKS_FILE = "target.json"
+_HELD_OUT_MEMORY = 1 << 30
+
+
+class JobObserver(AnswerObserver, Observer, Protocol):
+    """Hears how a run goes on."""
+
+    def estimated(self, found: Estimate) -> None:
+        """What the run will cost; nothing has been done yet."""
+
+    def planned(self, plan: Plan) -> None:
+        """How long it trains, from here on fixed."""
+
+    def proven(self, live: Live, offline: SpeculationStats) -> None:
+        """What the written draft came to in live decoding, beside what was counted offline."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished run."""
+
+    folder: Path
+    curve: Curve
+    offline: SpeculationStats
+    live: Live
+
+
+@dataclass(frozen=True, eq=False)
+class _Answers:
+    train: list[Text]
+    held_out: list[Text]
+
+
+def train_draft(
+    llm: LLM, source: ModelSource, settings: TrainSettings, observer: JobObserver, *, world: World,
+    command: Sequence[str] = (),
+) -> Report:  # fmt: skip
+    """Trains what `settings` ask for, for the target that `llm` holds. A call with the same settings goes on.
+
+    Every process of a world calls it; the first answers prompts and writes. Raises `ConfigError` before anything is
+    written where files, target or machine do not allow it, and `TrainingError` where training fails.
+    """
+    return _Job(llm, source, settings, observer, world).run(command)
+
+
+class _Job:
+    def __init__(
+        self, llm: LLM, source: ModelSource, settings: TrainSettings, observer: JobObserver, world: World
+    ) -> None:
+        self._llm, self._settings, self._observer, self._world = llm, settings, observer, world
+        self._begin = time.monotonic()
+        self._target: TappedTarget = tapped(llm.target)
+        self._marks = TargetMarks.of(source.name, llm.tokenizer)
+        self._train_target = TrainTarget(
+            source, load_arch(source), self._target.token_weights(), llm.tokenizer.eos_token_ids
+        )
+
+    def run(self, command: Sequence[str]) -> Report:
+        settings = self._settings
+        if (settings.output / "config.json").exists():
+            raise ConfigError(f"{settings.output} holds a finished draft: give a new --output")
+        prompts = self._prompts()
+        run = self._identity()
+        plan = read_plan(settings.work, run)
+        self._observer.estimated(self._estimate(prompts))
+        answers = self._answer(prompts, plan)
+        recipe = self._recipe(answers.train)
+        kept = Features(self._target, answers.train, recipe.taps, settings.memory // self._world.size)
+        held_out = HeldOut(
+            answers.held_out, Features(self._target, answers.held_out, recipe.taps, _HELD_OUT_MEMORY)
+        )
+        if plan is None:
+            plan = self._plan(recipe, kept, held_out, run)
+        self._observer.planned(plan)
+        curve = train(recipe, Data(kept, held_out), self._loop(plan), settings.work,
+                      observer=self._observer, world=self._world)  # fmt: skip
+        return self._finish(recipe, curve, answers, command)
+
+    def _prompts(self) -> PromptSplit:
+        settings = self._settings
+        limit = self._llm.target.max_length
+        room = settings.most_prompt if limit is None else min(settings.most_prompt, limit - settings.most_new)
+        if room < 1:
+            raise ConfigError(
+                f"answers of {settings.most_new} tokens fill the context of {limit}: shorten them"
+            )
+        return split(render(read_prompts(settings.prompts), self._llm.tokenizer, room))
+
+    def _identity(self) -> dict[str, Any]:
+        """What tells this run from another in the same folder, in terms of JSON."""
+        settings, shape = self._settings, self._settings.shape
+        self._check_answers_of_target()
+        named = {name: getattr(settings, name) for name in (
+            "steps", "answer_tokens", "most_new", "most_prompt", "learning_rate", "batch_tokens", "seed", "budget",
+            "epochs",
+        )}  # fmt: skip
+        found = {
+            **vars(shape),
+            **named,
+            "target": vars(self._marks),
+            "prompts": file_hashes(settings.prompts),
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(found))
+        return plain
+
+    def _check_answers_of_target(self) -> None:
+        """Answers of a target with another tokenizer or chat template are of no use."""
+        path = self._settings.answer_folder / _MARKS_FILE
+        if path.exists():
+            difference = self._marks.difference(json.loads(path.read_text(encoding="utf-8")))
+            if difference is not None:
+                raise ConfigError(
+                    f"{path.parent} holds answers of a target with another {difference}: answer anew in another folder"
+                )
+
+    def _estimate(self, prompts: PromptSplit) -> Estimate:
+        settings = self._settings
+        asked = [Text(p.tokens, (), 0.0, p.source) for p in prompts.train]
+        recipe = self._recipe(asked)
+        found = estimate(settings, prompts, recipe, len(recipe.taps) * self._target.hidden_size)
+        check_room(found, settings.output)
+        return found
+
+    def _answer(self, prompts: PromptSplit, plan: Plan | None) -> _Answers:
+        settings, folder = self._settings, self._settings.answer_folder
+        if self._world.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / _MARKS_FILE).write_text(
+                json.dumps(vars(self._marks), indent=2) + "\n", encoding="utf-8"
+            )
+            self._write_answers(prompts, plan)
+        self._world.wait()
+        done = AnswerSettings(most_new=settings.most_new, seed=settings.seed, seconds=0.0)
+        texts = answer(self._llm, self._asked(prompts.train), folder / _ANSWER_FILE, done)
+        held_out = answer(
+            self._llm, held_out_questions(prompts.held_out, settings.seed), folder / _HELD_OUT_FILE, done
+        )
+        if plan is not None:
+            texts = texts[: plan.texts]
+        if not texts:
+            raise ConfigError("the budget ended before any prompt was answered: give a longer --budget")
+        return _Answers(texts, held_out)
+
+    def _write_answers(self, prompts: PromptSplit, plan: Plan | None) -> None:
+        settings, folder = self._settings, self._settings.answer_folder
+        whole = AnswerSettings(most_new=settings.most_new, seed=settings.seed)
+        answer(self._llm, held_out_questions(prompts.held_out, settings.seed), folder / _HELD_OUT_FILE, whole)
+        asked = self._asked(prompts.train)
+        if plan is not None:
+            answer(self._llm, asked[: plan.texts], folder / _ANSWER_FILE, whole, self._observer)
+            return
+        seconds = None
+        if settings.budget is not None:
+            seconds = max(1.0, _ANSWER_SHARE * settings.budget - self._spent())
+        bounded = replace(whole, seconds=seconds, most_tokens=settings.answer_tokens)
+        answer(self._llm, asked, folder / _ANSWER_FILE, bounded, self._observer)
+
+    def _asked(self, prompts: Sequence[Any]) -> list[Question]:
+        return questions(prompts, AnswerSettings(seed=self._settings.seed))
+
+    def _recipe(self, texts: Sequence[Text]) -> Recipe:
+        settings = self._settings
+        return recipe_for(
+            settings.shape, self._train_target, texts, seed=settings.seed, device=settings.device
+        )
+
+    def _plan(self, recipe: Recipe, texts: Features, held_out: HeldOut, run: Mapping[str, Any]) -> Plan:
+        settings = self._settings
+        if self._world.rank == 0:
+            left = None if settings.budget is None else settings.budget * (1 - _PROOF_SHARE) - self._spent()
+            planned(recipe, texts, held_out, settings, seconds=left, run=run).write(settings.work)
+        self._world.wait()
+        plan = read_plan(settings.work, run)
+        assert plan is not None, "it was just written"
+        return plan
+
+    def _loop(self, plan: Plan) -> LoopSettings:
+        settings = self._settings
+        return LoopSettings(
+            steps=plan.steps, learning_rate=settings.learning_rate or _RATES[settings.shape.method],
+            batch_tokens=settings.batch_tokens, seed=settings.seed, evaluate_every=plan.evaluate_every,
+            autocast=Autocast(plan.autocast),
+        )  # fmt: skip
+
+    def _finish(self, recipe: Recipe, curve: Curve, answers: _Answers, command: Sequence[str]) -> Report:
+        settings = self._settings
+        offline = curve.evaluations[-1].chain
+        finished = settings.work / "finished"
+        if self._world.rank == 0:
+            shutil.rmtree(finished, ignore_errors=True)
+            recipe.write(finished, _OWN_FORM[recipe.method])
+        self._world.wait()
+        live = measure_live(
+            self._llm, recipe.method, finished, answers.held_out, recipe.steps, settings.most_new
+        )
+        self._observer.proven(live, offline)
+        if self._world.rank == 0:
+            self._publish(finished, recipe, curve, live, answers, command)
+        self._world.wait()
+        return Report(settings.output, curve, offline, live)
+
+    def _publish(self, finished: Path, recipe: Recipe, curve: Curve, live: Live, answers: _Answers,
+                 command: Sequence[str]) -> None:  # fmt: skip
+        """Figures and further forms first; the draft's own files last, so that whoever finds those finds all."""
+        settings = self._settings
+        write_plot(settings.output / "training.html", curve, title=f"{recipe.method} for {self._marks.name}")
+        for form in settings.forms:
+            shutil.rmtree(settings.output / form, ignore_errors=True)
+            recipe.write(settings.output / form, form)
+        figures = {
+            "train_texts": len(answers.train),
+            "train_answer_tokens": sum(len(text.answer) for text in answers.train),
+            "tokens_seen": curve.points[-1].tokens if curve.points else 0,
+            "held_out_texts": len(answers.held_out),
+            "seconds": round(self._spent()),
+            **live.figures(curve.evaluations[-1].chain),
+        }
+        shown = {**vars(settings.shape), "learning_rate": self._loop_rate(), "batch_tokens": settings.batch_tokens,
+                 "seed": settings.seed, "most_new": settings.most_new}  # fmt: skip
+        Provenance(
+            command, self._marks, file_hashes(settings.prompts), json.loads(json.dumps(shown)), figures
+        ).write(settings.output)
+        for file in sorted(finished.iterdir(), key=lambda path: path.name == "config.json"):
+            os.replace(file, settings.output / file.name)
+
+    def _loop_rate(self) -> float:
+        return self._settings.learning_rate or _RATES[self._settings.shape.method]
+
+    def _spent(self) -> float:
+        return time.monotonic() - self._begin
+
+
+Opener = Callable[[str], LLM]

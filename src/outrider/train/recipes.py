@@ -1,0 +1,111 @@
+"""Makes the recipe of a method for a target: fresh weights, a draft vocabulary, the shape that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from outrider.core.records import TokenWeights
+from outrider.errors import ConfigError
+from outrider.models.arch import Arch
+from outrider.models.heads import MedusaConfig
+from outrider.models.load import ModelSource, load_state
+from outrider.train.draft_model import DraftModelRecipe
+from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config
+from outrider.train.losses import loss_named
+from outrider.train.medusa import MedusaRecipe
+from outrider.train.output import Output
+from outrider.train.recipe import Recipe
+from outrider.train.settings import DraftShape
+from outrider.train.student import initialised
+from outrider.train.student_files import StudentFiles
+from outrider.train.texts import Text
+from outrider.train.vocabulary import draft_vocabulary
+
+_DRAFT_VOCAB = {"eagle3": 6144, "medusa": 4096, "draft_model": 8192}
+_TTT_STEPS = 5
+_MEDUSA_HEADS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class TrainTarget:
+    """What recipes need of the target."""
+
+    source: ModelSource
+    arch: Arch
+    weights: TokenWeights
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class RecipeSetup:
+    """A shape for a target, with the draft vocabulary that the texts ask for."""
+
+    shape: DraftShape
+    target: TrainTarget
+    token_map: torch.Tensor | None  # [draft vocab] int64
+    seed: int
+    device: str
+
+
+def recipe_for(
+    shape: DraftShape, target: TrainTarget, texts: Sequence[Text], *, seed: int, device: str = "cpu"
+) -> Recipe:
+    """The untrained draft. Raises `ConfigError` where the shape does not fit the target."""
+    size = min(shape.draft_vocab_size or _DRAFT_VOCAB[shape.method], target.arch.vocab_size)
+    token_map = None
+    if size < target.arch.vocab_size:
+        token_map = draft_vocabulary(texts, size, target.arch.vocab_size, always=target.eos_token_ids)
+    return _MAKERS[shape.method](RecipeSetup(shape, target, token_map, seed, device))
+
+
+def default_taps(arch: Arch) -> tuple[int, ...]:
+    """The layers whose inputs an EAGLE-3 head reads where none are named: early, middle, late."""
+    if arch.layers < 6:
+        raise ConfigError(
+            f"a target of {arch.layers} layers has no early, middle and late one: name layers with --target-layer-ids"
+        )
+    return (2, arch.layers // 2, arch.layers - 3)
+
+
+def _eagle3(setup: RecipeSetup) -> Recipe:
+    shape, target = setup.shape, setup.target
+    size = target.arch.vocab_size if setup.token_map is None else len(setup.token_map)
+    config = eagle3_config(target.arch, shape.target_layer_ids or default_taps(target.arch), size)
+    unrolling = Unrolling(shape.ttt_steps or _TTT_STEPS, shape.loss_fn)
+    return Eagle3Recipe(
+        config, target.weights, unrolling, num_layers=target.arch.layers, output=Output(shape.lm_head),
+        token_map=setup.token_map, seed=setup.seed, target=target.source.name, device=setup.device,
+    )  # fmt: skip
+
+
+def _medusa(setup: RecipeSetup) -> Recipe:
+    shape, target = setup.shape, setup.target
+    size = target.arch.vocab_size if setup.token_map is None else len(setup.token_map)
+    config = MedusaConfig(
+        shape.num_heads or _MEDUSA_HEADS, 1, target.arch.hidden, target.arch.vocab_size, size
+    )
+    return MedusaRecipe(
+        config, target.weights, loss=shape.loss_fn, num_layers=target.arch.layers, output=Output(shape.lm_head),
+        token_map=setup.token_map, target=target.source.name, device=setup.device,
+    )  # fmt: skip
+
+
+def _draft_model(setup: RecipeSetup) -> Recipe:
+    shape, target = setup.shape, setup.target
+    layers = shape.layers or (0, target.arch.layers // 2)
+    student = initialised(target.arch, load_state(target.source), layers)
+    files = StudentFiles(target.source, target.weights, setup.token_map)
+    return DraftModelRecipe(
+        student, target.weights, files, num_layers=target.arch.layers, loss=loss_named(shape.loss_fn),
+        steps=shape.ttt_steps or _TTT_STEPS, device=setup.device,
+    )  # fmt: skip
+
+
+_MAKERS: Mapping[str, Callable[[RecipeSetup], Recipe]] = {
+    "eagle3": _eagle3,
+    "medusa": _medusa,
+    "draft_model": _draft_model,
+}

@@ -1,0 +1,102 @@
+"""Answers: the target's own texts, written once, whatever interrupts the writing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_target import save_target
+
+from outrider import LLM, SamplingParams
+from outrider.errors import ConfigError
+from outrider.train import answers
+from outrider.train.answers import (
+    TEMPERATURES,
+    AnswerSettings,
+    answer,
+    held_out_questions,
+    questions,
+)
+from outrider.train.prompts import Prompt
+
+SETTINGS = AnswerSettings(most_new=5, seed=3)
+PROMPTS = [Prompt((10 + i, 20 + i), "some.jsonl") for i in range(7)]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return LLM(save_target(tmp_path_factory.mktemp("targets") / "tiny"), target="torch", dtype="float32")
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "_GROUP", 3)
+
+
+def test_answers_are_what_the_target_says_at_temperatures_in_turn(llm: LLM, tmp_path: Path) -> None:
+    asked = questions(PROMPTS, SETTINGS)
+    texts = answer(llm, asked, tmp_path / "a.jsonl", SETTINGS)
+    assert [text.temperature for text in texts] == [TEMPERATURES[i % 3] for i in range(7)]
+    for question, text in zip(asked, texts):
+        sampling = SamplingParams(temperature=question.temperature, seed=question.seed, max_tokens=5)
+        [alone] = llm.generate([list(question.prompt.tokens)], sampling)
+        assert (text.prompt, text.answer) == (question.prompt.tokens, alone.token_ids)
+        assert text.source == "some.jsonl"
+
+
+def test_a_second_round_asks_at_other_temperatures_with_other_seeds() -> None:
+    asked = questions(PROMPTS, AnswerSettings(rounds=3))
+    assert len({question.seed for question in asked}) == len(asked) == 21
+    by_prompt = [{q.temperature for q in asked if q.prompt == prompt} for prompt in PROMPTS]
+    assert by_prompt == [set(TEMPERATURES)] * 7
+
+
+def test_held_out_prompts_are_answered_greedily() -> None:
+    assert {question.temperature for question in held_out_questions(PROMPTS, 1)} == {0.0}
+
+
+class Stop(Exception):
+    """An interruption."""
+
+
+class StopAfter:
+    def __init__(self, groups: int) -> None:
+        self.left = groups
+
+    def answered(self, texts: int, tokens: int, seconds: float) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Stop
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"source": "some.jso'])
+def test_an_interrupted_file_is_gone_on_with(llm: LLM, tmp_path: Path, torn: bytes) -> None:
+    asked = questions(PROMPTS, SETTINGS)
+    whole = answer(llm, asked, tmp_path / "whole.jsonl", SETTINGS)
+    path = tmp_path / "part.jsonl"
+    with pytest.raises(Stop):
+        answer(llm, asked, path, SETTINGS, StopAfter(1))
+    with path.open("ab") as file:
+        file.write(torn)
+    assert answer(llm, asked, path, SETTINGS) == whole
+    assert path.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_answering_ends_with_its_tokens_or_its_time(llm: LLM, tmp_path: Path) -> None:
+    asked = questions(PROMPTS, SETTINGS)
+    assert len(answer(llm, asked, tmp_path / "a", AnswerSettings(most_new=5, seed=3, most_tokens=16))) == 6
+    assert answer(llm, asked, tmp_path / "b", AnswerSettings(most_new=5, seed=3, seconds=0.0)) == []
+
+
+def test_answers_to_other_prompts_are_refused(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    answer(llm, questions(PROMPTS, SETTINGS), path, SETTINGS)
+    with pytest.raises(ConfigError, match="answers to other prompts"):
+        answer(llm, questions(PROMPTS[1:], SETTINGS), path, SETTINGS)
+
+
+def test_a_damaged_line_is_named(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": [1]}\n')
+    with pytest.raises(ConfigError, match=r"a.jsonl: holds a line that is no answer"):
+        answer(llm, questions(PROMPTS, SETTINGS), path, SETTINGS)
