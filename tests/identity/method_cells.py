@@ -1,7 +1,7 @@
 """Cells of every draft method on the real model, built from the settings that a user would give.
 
 Heads are fresh, so almost always wrong; beside them stand scripted ones, right at 70 % of the places, so that drafts
-are kept as well.
+are kept as well, and the trained drafts that come with the package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from outrider.models.heads import EagleConfig, Head, MedusaConfig
 from outrider.models.load import load, resolve
 from outrider.models.medusa_head import untrained_head
 from outrider.models.native_library import chosen_isa, library
-from outrider.pairing import load_head
+from outrider.models.shipped import PLACE
+from outrider.pairing import load_draft, load_head
 from outrider.testing.divergence import Layout
 from outrider.testing.scripted_head import ScriptedHead
 from outrider.testing.scripted_medusa import ScriptedMedusa
@@ -137,6 +138,38 @@ def _cell(name: str, head: HeadMaker | None = None, bar: float = 0.0, **settings
     return cell
 
 
+def _shipped(name: str, draft: str, bar: float, **settings: Any) -> Cell:
+    """A cell of a draft that comes with the package."""
+    folder = str(PLACE / NAME / draft)
+    config = SpeculativeConfig.of({"method": draft, **settings, "model": folder, "check_draft": False})
+
+    def build(model: Model, texts: Texts) -> Drafter:
+        setup = DrafterSetup(
+            config,
+            model.target,
+            lambda: load_draft(config, model.tokenizer, model.target, None),
+            lambda: load_head(config),
+        )
+        return _tapping(model, build_drafter(setup))
+
+    cell = Cell(name, build, config.depth, -(-config.nodes // config.depth) - 1, bar)
+    assert cell.budget == Budget(config.depth, config.nodes), "whole levels"
+    return cell
+
+
+def shipped_methods() -> tuple[Method, ...]:
+    """The trained drafts there are, as chains, as trees, and behind a method that needs no model."""
+    found = []
+    for draft in ("eagle3", "medusa", "draft_model"):
+        if (PLACE / NAME / draft).is_dir():
+            chain = _shipped(f"shipped {draft} chain", draft, 0.1)
+            tree = _shipped(f"shipped {draft} tree", draft, 0.1, topk=2)
+            behind = _shipped(f"suffix, shipped {draft}", draft, 0.1, method=["suffix", draft],
+                              num_speculative_tokens=4)  # fmt: skip
+            found.append(Method((chain, tree, behind)))
+    return tuple(found)
+
+
 def _config(settings: Mapping[str, Any], head: Head | None) -> SpeculativeConfig:
     methods = settings["method"] if isinstance(settings["method"], list) else [settings["method"]]
     needing = {"draft_model", "medusa", "eagle", "eagle3"} & set(methods)
@@ -207,4 +240,5 @@ METHODS = (
             Cell("scripted medusa tree", _scripted_medusa(2), siblings=1, bar=_TREE_BAR)), share=0.3),
     Method((Cell("scripted eagle chain", _scripted_eagle(1), bar=_CHAIN_BAR),
             Cell("scripted eagle tree", _scripted_eagle(2), siblings=1, bar=_TREE_BAR)), share=0.3),
+    *shipped_methods(),
 )  # fmt: skip
