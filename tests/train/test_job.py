@@ -122,6 +122,9 @@ def test_a_run_leaves_a_draft_with_its_provenance(target: str, settings: TrainSe
     assert found["figures"]["train_texts"] == 32
     assert found["figures"]["differing_texts"] == 0
     assert "tokens per pass" in (folder / "training.html").read_text()
+    card = (folder / "README.md").read_text()
+    assert f'"method": "{method}"' in card
+    assert "Prompts: some.txt." in card
     llm = LLM(target, target="torch", dtype="float32",
               speculative_config={"method": method, "model": str(folder), "check_draft": False})  # fmt: skip
     [done] = llm.generate("prompt number 3", SamplingParams(temperature=0.0, max_tokens=12))

@@ -25,6 +25,7 @@ from outrider.train.answers import (
     held_out_questions,
     questions,
 )
+from outrider.train.card import write_card
 from outrider.train.curve import Curve
 from outrider.train.distributed import World
 from outrider.train.estimate import Estimate, check_room, estimate
@@ -265,9 +266,11 @@ class _Job:
         }
         shown = {**vars(settings.shape), "learning_rate": self._loop_rate(), "batch_tokens": settings.batch_tokens,
                  "seed": settings.seed, "most_new": settings.most_new}  # fmt: skip
-        Provenance(
+        provenance = Provenance(
             command, self._marks, file_hashes(settings.prompts), json.loads(json.dumps(shown)), figures
-        ).write(settings.output)
+        )
+        provenance.write(settings.output)
+        write_card(settings.output, recipe.method, self._marks.name, provenance.plain())
         for file in sorted(finished.iterdir(), key=lambda path: path.name == "config.json"):
             os.replace(file, settings.output / file.name)
 

@@ -51,9 +51,9 @@ class Provenance:
     settings: Mapping[str, Any]
     figures: Mapping[str, Any]
 
-    def write(self, folder: Path) -> None:
-        """Writes `provenance.json`."""
-        plain = {
+    def plain(self) -> dict[str, Any]:
+        """In terms of JSON."""
+        return {
             "command": " ".join(self.command),
             "date": datetime.date.today().isoformat(),
             "versions": {
@@ -66,5 +66,8 @@ class Provenance:
             "settings": dict(self.settings),
             "figures": dict(self.figures),
         }
-        text = json.dumps(plain, indent=2) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """Writes `provenance.json`."""
+        text = json.dumps(self.plain(), indent=2) + "\n"
         replace_file(folder / FILE, lambda file: file.write(text.encode()))
