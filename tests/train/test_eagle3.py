@@ -85,6 +85,25 @@ def test_training_computes_what_drafting_does(config: EagleConfig) -> None:
     assert torch.equal(judged.counts, seen)
 
 
+def test_losses_and_overlaps_are_against_the_law_of_the_place_before_the_token() -> None:
+    recipe = shaken(recipe_of())
+    batch = some_batch(recipe)
+    judged, decayed = recipe.judge(batch), []
+    for j, step in enumerate(recipe.unroll(batch)):
+        loss = overlap = torch.zeros((), dtype=torch.float64)
+        for text, pending, row in zip(step.texts, step.pending, step.spoken @ step.matrix.T):
+            if batch.tokens[text, pending + 1 + j] in MAP:
+                state = batch.features[text, pending + j, -1]
+                normed = state * (state.square().mean() + WEIGHTS.norm_eps).rsqrt() * WEIGHTS.norm
+                p, q = (WEIGHTS.head[MAP].double() @ normed).softmax(0), row.softmax(0)
+                loss = loss + (p * (p.log() - q.log())).sum()
+                overlap = overlap + torch.minimum(p, q).sum()
+        torch.testing.assert_close(judged.losses[j], loss)
+        torch.testing.assert_close(judged.overlaps[j], overlap)
+        decayed.append(0.8**j * loss / judged.counts[j])
+    torch.testing.assert_close(judged.loss, sum(decayed) / (1 + 0.8 + 0.8**2))
+
+
 def test_guesses_are_judged_where_drafts_are_asked_for() -> None:
     recipe = recipe_of()
     batch = some_batch(recipe)
