@@ -44,8 +44,12 @@ class Plant:
     @property
     def can_improve(self) -> bool:
         """Whether a child of the newest level could be worth more than the worst of the nodes grown."""
-        worst = min(self.values[self._given + 1 :], default=0.0)
-        return max(self.values[self._newest :], default=worst) > worst
+        return max(self.values[self._newest :]) > self._worst
+
+    @property
+    def _worst(self) -> float:
+        """What the worst of the nodes grown is worth."""
+        return min(self.values[self._given + 1 :], default=0.0)
 
     def share(self) -> int:
         """Nodes for the next level: an even part of those left, the larger part first."""
@@ -53,10 +57,16 @@ class Plant:
         return 0 if levels <= 0 else -(-(self._budget.nodes - len(self._tokens)) // levels)
 
     def next_level(self, count: int) -> list[int]:
-        """Takes the frontier away: up to `count` rows of it, those likeliest to be kept first."""
+        """Takes the frontier away: up to `count` rows of it, those likeliest to be kept first.
+
+        Where the budget is used up, rows whose children could take the place of none are left out.
+        """
         rows = sorted(self.frontier, key=self.values.__getitem__, reverse=True)[:count]  # stable
         self._newest = len(self._tokens) + 1
-        return rows
+        if len(self._tokens) < self._budget.nodes:
+            return rows
+        worst = self._worst
+        return [row for row in rows if self.values[row] > worst]
 
     def path_tokens(self, row: int) -> tuple[int, ...]:
         """Drafted tokens from the pending token down to the row."""
@@ -90,10 +100,8 @@ class Plant:
         given, values = self._given, self.values[1:]
         best = sorted(range(given, len(values)), key=values.__getitem__, reverse=True)  # stable
         kept = sorted(best[: self._budget.nodes - given])
-        start = given  # nodes before it stay as they are
-        while start - given < len(kept) and kept[start - given] == start:
-            start += 1
-        moved = kept[start - given :]
+        count = bisect_left(range(len(kept)), True, key=lambda index: kept[index] > given + index)
+        start, moved = given + count, kept[count:]  # nodes before `start` stay as they are
         place: dict[int | None, int] = dict(zip(moved, range(start, start + len(moved))))
         self._newest = (
             start + bisect_left(moved, self._newest - 1) + 1 if self._newest > start else self._newest
