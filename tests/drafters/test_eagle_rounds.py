@@ -21,6 +21,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.tree import TokenTree
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.growth import Growth
+from outrider.drafters.rows import DraftRows
 from outrider.engine.engine import Engine, Parts
 from outrider.models.arch import Arch, RopeScaling
 from outrider.models.eagle_head import EagleHead
@@ -206,7 +207,7 @@ def turned(x: Array) -> Array:  # [n, heads, 8]
 
 @dataclass
 class Watch:
-    """What `Growth` was shown: context, nodes, the rows it asked for, and their numbers."""
+    """What `Growth` was shown: context, nodes, the rows it asked for, and their numbers over all tokens."""
 
     seen: list[tuple[tuple[int, ...], TokenTree, tuple[int, ...], torch.Tensor]] = field(default_factory=list)
 
@@ -214,19 +215,28 @@ class Watch:
         grow = Growth.grow
 
         def watched(growth: Growth, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft],
-                    score: Callable[..., list[torch.Tensor]]) -> list[Draft]:  # fmt: skip
+                    score: Callable[..., Sequence[torch.Tensor | DraftRows]]) -> list[Draft]:  # fmt: skip
             def noted(
-                some: Sequence[Context], given: Sequence[Draft], wanted: Sequence[Sequence[int]]
-            ) -> list[torch.Tensor]:
+                some: Sequence[Context], given: Sequence[TokenTree], wanted: Sequence[Sequence[int]]
+            ) -> Sequence[torch.Tensor | DraftRows]:
                 found = score(some, given, wanted)
-                for context, draft, rows, numbers in zip(some, given, wanted, found):
-                    self.seen.append((tuple(context.tokens), draft.nodes, tuple(rows), numbers.clone()))
+                for context, tree, rows, numbers in zip(some, given, wanted, found):
+                    self.seen.append((tuple(context.tokens), tree, tuple(rows), spread(numbers)))
                 return found
 
             return grow(growth, contexts, budgets, drafts, noted)
 
         monkeypatch.setattr(Growth, "grow", watched)
         return self
+
+
+def spread(rows: torch.Tensor | DraftRows) -> torch.Tensor:  # [rows, VOCAB]
+    """A copy of the rows over all of the target's tokens; -inf for those that the head does not speak of."""
+    if isinstance(rows, torch.Tensor):
+        return rows.clone()
+    every = rows.logits.new_full((len(rows.logits), VOCAB), -torch.inf)
+    every[:, torch.from_numpy(rows.columns.tokens)] = rows.logits
+    return every
 
 
 class Cycle:
