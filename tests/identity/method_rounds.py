@@ -50,6 +50,8 @@ class Method:
     def config(self, target: ToyTarget, **more: Any) -> SpeculativeConfig:
         """The settings with the model they need: an imitation of the target, or a head that fits it."""
         given = {**self.settings, **more}
+        if self.modelled is not None:
+            given["check_draft"] = False  # what a check measures of such drafts is told elsewhere
         if self.modelled == "draft_model":
             given["model"] = target.imitation(0.3)
         elif self.modelled is not None:

@@ -30,7 +30,7 @@ from outrider.testing.branching import BranchingNoise, outcomes
 
 LEVEL = 0.001 / 60  # 40 chi-square tests of generations, 6 of draws, and some to spare
 QUICK = ("chain, block", "changing length, tree", "same text, changing length")
-SEEDS = range(2500)
+SEEDS = range(1600)  # at 800 every planted bug below is caught already, though not by far
 SAMPLED = [cell for cell in CELLS if cell.guarantee is Guarantee.SAME_DISTRIBUTION]
 SLOW = (
     "medusa, tree, standard",

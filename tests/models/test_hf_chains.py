@@ -53,8 +53,8 @@ TREES = {
     "suffix": ({"topk": 2}, None),
     "recycling": ({}, None),
     "lookahead": ({}, None),
-    "medusa": ({"topk": 2}, medusa),
-    "eagle": ({"tree_budget": 6}, eagle),
+    "medusa": ({"topk": 2, "check_draft": False}, medusa),
+    "eagle": ({"tree_budget": 6, "check_draft": False}, eagle),
 }
 
 
