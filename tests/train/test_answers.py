@@ -15,11 +15,13 @@ from outrider.train.answers import (
     AnswerSettings,
     answer,
     held_out_questions,
+    kept_answers,
     questions,
 )
 from outrider.train.prompts import Prompt
 
-SETTINGS = AnswerSettings(most_new=5, seed=3)
+SETTINGS = AnswerSettings(most_new=5)
+SEED = 3
 PROMPTS = [Prompt((10 + i, 20 + i), "some.jsonl") for i in range(7)]
 
 
@@ -34,7 +36,7 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_answers_are_what_the_target_says_at_temperatures_in_turn(llm: LLM, tmp_path: Path) -> None:
-    asked = questions(PROMPTS, SETTINGS)
+    asked = questions(PROMPTS, SEED)
     texts = answer(llm, asked, tmp_path / "a.jsonl", SETTINGS)
     assert [text.temperature for text in texts] == [TEMPERATURES[i % 3] for i in range(7)]
     for question, text in zip(asked, texts):
@@ -44,11 +46,9 @@ def test_answers_are_what_the_target_says_at_temperatures_in_turn(llm: LLM, tmp_
         assert text.source == "some.jsonl"
 
 
-def test_a_second_round_asks_at_other_temperatures_with_other_seeds() -> None:
-    asked = questions(PROMPTS, AnswerSettings(rounds=3))
-    assert len({question.seed for question in asked}) == len(asked) == 21
-    by_prompt = [{q.temperature for q in asked if q.prompt == prompt} for prompt in PROMPTS]
-    assert by_prompt == [set(TEMPERATURES)] * 7
+def test_every_question_has_a_seed_of_its_own() -> None:
+    asked = questions(PROMPTS, SEED)
+    assert len({question.seed for question in asked}) == len(asked) == 7
 
 
 def test_held_out_prompts_are_answered_greedily() -> None:
@@ -71,7 +71,7 @@ class StopAfter:
 
 @pytest.mark.parametrize("torn", [b"", b'{"source": "some.jso'])
 def test_an_interrupted_file_is_gone_on_with(llm: LLM, tmp_path: Path, torn: bytes) -> None:
-    asked = questions(PROMPTS, SETTINGS)
+    asked = questions(PROMPTS, SEED)
     whole = answer(llm, asked, tmp_path / "whole.jsonl", SETTINGS)
     path = tmp_path / "part.jsonl"
     with pytest.raises(Stop):
@@ -83,20 +83,27 @@ def test_an_interrupted_file_is_gone_on_with(llm: LLM, tmp_path: Path, torn: byt
 
 
 def test_answering_ends_with_its_tokens_or_its_time(llm: LLM, tmp_path: Path) -> None:
-    asked = questions(PROMPTS, SETTINGS)
-    assert len(answer(llm, asked, tmp_path / "a", AnswerSettings(most_new=5, seed=3, most_tokens=16))) == 6
-    assert answer(llm, asked, tmp_path / "b", AnswerSettings(most_new=5, seed=3, seconds=0.0)) == []
+    asked = questions(PROMPTS, SEED)
+    assert len(answer(llm, asked, tmp_path / "a", AnswerSettings(most_new=5, most_tokens=16))) == 6
+    assert answer(llm, asked, tmp_path / "b", AnswerSettings(most_new=5, seconds=0.0)) == []
+
+
+def test_who_asks_less_leaves_the_other_answers_where_they_are(llm: LLM, tmp_path: Path) -> None:
+    asked = questions(PROMPTS, SEED)
+    whole = answer(llm, asked, tmp_path / "a.jsonl", SETTINGS)
+    assert answer(llm, asked[:3], tmp_path / "a.jsonl", SETTINGS) == whole[:3]
+    assert kept_answers(tmp_path / "a.jsonl", asked) == whole
 
 
 def test_answers_to_other_prompts_are_refused(llm: LLM, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    answer(llm, questions(PROMPTS, SETTINGS), path, SETTINGS)
+    answer(llm, questions(PROMPTS, SEED), path, SETTINGS)
     with pytest.raises(ConfigError, match="answers to other prompts"):
-        answer(llm, questions(PROMPTS[1:], SETTINGS), path, SETTINGS)
+        answer(llm, questions(PROMPTS[1:], SEED), path, SETTINGS)
 
 
 def test_a_damaged_line_is_named(llm: LLM, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": [1]}\n')
     with pytest.raises(ConfigError, match=r"a.jsonl: holds a line that is no answer"):
-        answer(llm, questions(PROMPTS, SETTINGS), path, SETTINGS)
+        answer(llm, questions(PROMPTS, SEED), path, SETTINGS)

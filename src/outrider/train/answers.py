@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -42,22 +42,16 @@ class AnswerSettings:
     """How prompts are answered. `seconds` and `most_tokens` end it early; None: when all are answered."""
 
     most_new: int = 256  # tokens of an answer
-    seed: int = 0
-    rounds: int = 1  # how often each prompt is asked
     seconds: float | None = None
     most_tokens: int | None = None
 
 
-def questions(prompts: Sequence[Prompt], settings: AnswerSettings) -> list[Question]:
-    """Each prompt `rounds` times, at temperatures in turn."""
-    listed = []
-    for turn in range(settings.rounds):
-        for index, prompt in enumerate(prompts):
-            temperature = TEMPERATURES[(index + turn) % len(TEMPERATURES)]
-            listed.append(
-                Question(prompt, temperature, choice_seed(settings.seed, turn * len(prompts) + index))
-            )
-    return listed
+def questions(prompts: Sequence[Prompt], seed: int) -> list[Question]:
+    """Each prompt once, at temperatures in turn."""
+    return [
+        Question(prompt, TEMPERATURES[index % len(TEMPERATURES)], choice_seed(seed, index))
+        for index, prompt in enumerate(prompts)
+    ]
 
 
 def held_out_questions(prompts: Sequence[Prompt], seed: int) -> list[Question]:
@@ -72,7 +66,7 @@ def answer(llm: LLM, asked: Sequence[Question], path: Path, settings: AnswerSett
     Those in the file at `path` are not asked again: after an interruption the same call goes on. The speculation of
     `llm` does not change the texts. Raises `ConfigError` where the file belongs to other questions.
     """
-    texts = list(_kept(path, asked))
+    texts = kept_answers(path, asked)
     tokens = sum(len(text.answer) for text in texts)
     begin = time.monotonic()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,6 +85,31 @@ def answer(llm: LLM, asked: Sequence[Question], path: Path, settings: AnswerSett
             tokens += sum(len(text.answer) for text in new)
             if observer is not None:
                 observer.answered(len(texts), tokens, time.monotonic() - begin)
+    return texts
+
+
+def kept_answers(path: Path, asked: Sequence[Question]) -> list[Text]:
+    """Those that the file at `path` holds, in the order of the questions; none where there is no file.
+
+    A last line that an interruption cut short is taken off the file. Raises `ConfigError` where it belongs to other
+    questions.
+    """
+    texts: list[Text] = []
+    if not path.exists():
+        return texts
+    whole = 0  # bytes
+    with path.open("rb") as file:
+        for question, line in zip(asked, file):
+            if not line.endswith(b"\n"):
+                os.truncate(path, whole)
+                break
+            text = _text(line, path)
+            if (text.prompt, text.temperature) != (question.prompt.tokens, question.temperature):
+                raise ConfigError(
+                    f"{path}: holds answers to other prompts: give the prompts it was made for, or another file"
+                )
+            whole += len(line)
+            texts.append(text)
     return texts
 
 
@@ -114,26 +133,6 @@ def _line(text: Text) -> str:
         "answer": list(text.answer),
     }
     return json.dumps(record, separators=(",", ":")) + "\n"
-
-
-def _kept(path: Path, asked: Sequence[Question]) -> Iterator[Text]:
-    """The texts of the file; a last line that an interruption cut short is taken off it."""
-    if not path.exists():
-        return
-    whole = 0
-    with path.open("rb") as file:
-        for question, line in zip(asked, file):
-            if not line.endswith(b"\n"):
-                break
-            text = _text(line, path)
-            if (text.prompt, text.temperature) != (question.prompt.tokens, question.temperature):
-                raise ConfigError(
-                    f"{path}: holds answers to other prompts: give the prompts it was made for, or another file"
-                )
-            whole += len(line)
-            yield text
-    if whole < path.stat().st_size:
-        os.truncate(path, whole)
 
 
 def _text(line: bytes, path: Path) -> Text:

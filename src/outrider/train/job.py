@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,20 +17,15 @@ from outrider.drafters.setup import tapped
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.models.load import ModelSource, load_arch
-from outrider.train.answers import (
-    AnswerObserver,
-    AnswerSettings,
-    Question,
-    answer,
-    held_out_questions,
-    questions,
-)
+from outrider.train.answering import Answering, Answers
+from outrider.train.answers import AnswerObserver
 from outrider.train.card import write_card
 from outrider.train.curve import Curve
 from outrider.train.distributed import World
 from outrider.train.estimate import Estimate, check_room, estimate
 from outrider.train.evaluation import HeldOut
 from outrider.train.features import Features
+from outrider.train.forms import own_form
 from outrider.train.live import Live, measure_live
 from outrider.train.loop import Autocast, Data, LoopSettings, Observer, train
 from outrider.train.plan import Plan, planned, read_plan
@@ -45,9 +40,6 @@ from outrider.train.texts import Text
 _ANSWER_SHARE = 0.33  # of a budget
 _PROOF_SHARE = 0.1
 _RATES = {"eagle3": 1e-3, "medusa": 1e-3, "draft_model": 5e-4}
-_OWN_FORM = {"eagle3": "eagle3", "medusa": "medusa_vllm", "draft_model": "outrider"}
-_HELD_OUT_FILE, _ANSWER_FILE = "held_out.jsonl", "answers.jsonl"
-_MARKS_FILE = "target.json"
 _HELD_OUT_MEMORY = 1 << 30
 
 
@@ -74,12 +66,6 @@ class Report:
     live: Live
 
 
-@dataclass(frozen=True, eq=False)
-class _Answers:
-    train: list[Text]
-    held_out: list[Text]
-
-
 def train_draft(
     llm: LLM, source: ModelSource, settings: TrainSettings, observer: JobObserver, *, world: World,
     command: Sequence[str] = (),
@@ -93,6 +79,8 @@ def train_draft(
 
 
 class _Job:
+    """A run from its settings to its report. The stages are told by `run`; each finds what an earlier call left."""
+
     def __init__(
         self, llm: LLM, source: ModelSource, settings: TrainSettings, observer: JobObserver, world: World
     ) -> None:
@@ -109,10 +97,12 @@ class _Job:
         if (settings.output / "config.json").exists():
             raise ConfigError(f"{settings.output} holds a finished draft: give a new --output")
         prompts = self._prompts()
+        answering = Answering(self._llm, settings, self._marks, prompts)
+        answering.check()
         run = self._identity()
         plan = read_plan(settings.work, run)
         self._observer.estimated(self._estimate(prompts))
-        answers = self._answer(prompts, plan)
+        answers = self._answers(answering, plan)
         recipe = self._recipe(answers.train)
         kept = Features(self._target, answers.train, recipe.taps, settings.memory // self._world.size)
         held_out = HeldOut(
@@ -138,7 +128,6 @@ class _Job:
     def _identity(self) -> dict[str, Any]:
         """What tells this run from another in the same folder, in terms of JSON."""
         settings, shape = self._settings, self._settings.shape
-        self._check_answers_of_target()
         named = {name: getattr(settings, name) for name in (
             "steps", "answer_tokens", "most_new", "most_prompt", "learning_rate", "batch_tokens", "seed", "budget",
             "epochs",
@@ -152,16 +141,6 @@ class _Job:
         plain: dict[str, Any] = json.loads(json.dumps(found))
         return plain
 
-    def _check_answers_of_target(self) -> None:
-        """Answers of a target with another tokenizer or chat template are of no use."""
-        path = self._settings.answer_folder / _MARKS_FILE
-        if path.exists():
-            difference = self._marks.difference(json.loads(path.read_text(encoding="utf-8")))
-            if difference is not None:
-                raise ConfigError(
-                    f"{path.parent} holds answers of a target with another {difference}: answer anew in another folder"
-                )
-
     def _estimate(self, prompts: PromptSplit) -> Estimate:
         settings = self._settings
         asked = [Text(p.tokens, (), 0.0, p.source) for p in prompts.train]
@@ -170,42 +149,13 @@ class _Job:
         check_room(found, settings.output)
         return found
 
-    def _answer(self, prompts: PromptSplit, plan: Plan | None) -> _Answers:
-        settings, folder = self._settings, self._settings.answer_folder
+    def _answers(self, answering: Answering, plan: Plan | None) -> Answers:
         if self._world.rank == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / _MARKS_FILE).write_text(
-                json.dumps(vars(self._marks), indent=2) + "\n", encoding="utf-8"
-            )
-            self._write_answers(prompts, plan)
+            budget = self._settings.budget
+            until = None if budget is None else self._begin + _ANSWER_SHARE * budget
+            answering.write(plan, until, self._observer)
         self._world.wait()
-        done = AnswerSettings(most_new=settings.most_new, seed=settings.seed, seconds=0.0)
-        texts = answer(self._llm, self._asked(prompts.train), folder / _ANSWER_FILE, done)
-        held_out = answer(
-            self._llm, held_out_questions(prompts.held_out, settings.seed), folder / _HELD_OUT_FILE, done
-        )
-        if plan is not None:
-            texts = texts[: plan.texts]
-        if not texts:
-            raise ConfigError("the budget ended before any prompt was answered: give a longer --budget")
-        return _Answers(texts, held_out)
-
-    def _write_answers(self, prompts: PromptSplit, plan: Plan | None) -> None:
-        settings, folder = self._settings, self._settings.answer_folder
-        whole = AnswerSettings(most_new=settings.most_new, seed=settings.seed)
-        answer(self._llm, held_out_questions(prompts.held_out, settings.seed), folder / _HELD_OUT_FILE, whole)
-        asked = self._asked(prompts.train)
-        if plan is not None:
-            answer(self._llm, asked[: plan.texts], folder / _ANSWER_FILE, whole, self._observer)
-            return
-        seconds = None
-        if settings.budget is not None:
-            seconds = max(1.0, _ANSWER_SHARE * settings.budget - self._spent())
-        bounded = replace(whole, seconds=seconds, most_tokens=settings.answer_tokens)
-        answer(self._llm, asked, folder / _ANSWER_FILE, bounded, self._observer)
-
-    def _asked(self, prompts: Sequence[Any]) -> list[Question]:
-        return questions(prompts, AnswerSettings(seed=self._settings.seed))
+        return answering.read(plan)
 
     def _recipe(self, texts: Sequence[Text]) -> Recipe:
         settings = self._settings
@@ -226,18 +176,18 @@ class _Job:
     def _loop(self, plan: Plan) -> LoopSettings:
         settings = self._settings
         return LoopSettings(
-            steps=plan.steps, learning_rate=settings.learning_rate or _RATES[settings.shape.method],
+            steps=plan.steps, learning_rate=self._learning_rate,
             batch_tokens=settings.batch_tokens, seed=settings.seed, evaluate_every=plan.evaluate_every,
             autocast=Autocast(plan.autocast),
         )  # fmt: skip
 
-    def _finish(self, recipe: Recipe, curve: Curve, answers: _Answers, command: Sequence[str]) -> Report:
+    def _finish(self, recipe: Recipe, curve: Curve, answers: Answers, command: Sequence[str]) -> Report:
         settings = self._settings
         offline = curve.evaluations[-1].chain
         finished = settings.work / "finished"
         if self._world.rank == 0:
             shutil.rmtree(finished, ignore_errors=True)
-            recipe.write(finished, _OWN_FORM[recipe.method])
+            recipe.write(finished, own_form(recipe.method))
         self._world.wait()
         live = measure_live(
             self._llm, recipe.method, finished, answers.held_out, recipe.steps, settings.most_new
@@ -248,7 +198,7 @@ class _Job:
         self._world.wait()
         return Report(settings.output, curve, offline, live)
 
-    def _publish(self, finished: Path, recipe: Recipe, curve: Curve, live: Live, answers: _Answers,
+    def _publish(self, finished: Path, recipe: Recipe, curve: Curve, live: Live, answers: Answers,
                  command: Sequence[str]) -> None:  # fmt: skip
         """Figures and further forms first; the draft's own files last, so that whoever finds those finds all."""
         settings = self._settings
@@ -264,7 +214,7 @@ class _Job:
             "seconds": round(self._spent()),
             **live.figures(curve.evaluations[-1].chain),
         }
-        shown = {**vars(settings.shape), "learning_rate": self._loop_rate(), "batch_tokens": settings.batch_tokens,
+        shown = {**vars(settings.shape), "learning_rate": self._learning_rate, "batch_tokens": settings.batch_tokens,
                  "seed": settings.seed, "most_new": settings.most_new}  # fmt: skip
         provenance = Provenance(
             command, self._marks, file_hashes(settings.prompts), json.loads(json.dumps(shown)), figures
@@ -274,11 +224,9 @@ class _Job:
         for file in sorted(finished.iterdir(), key=lambda path: path.name == "config.json"):
             os.replace(file, settings.output / file.name)
 
-    def _loop_rate(self) -> float:
+    @property
+    def _learning_rate(self) -> float:
         return self._settings.learning_rate or _RATES[self._settings.shape.method]
 
     def _spent(self) -> float:
         return time.monotonic() - self._begin
-
-
-Opener = Callable[[str], LLM]

@@ -1,0 +1,84 @@
+"""`Answering`: the stage of a run in which the target answers, or finds again what it answered before."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+
+from outrider.errors import ConfigError
+from outrider.llm import LLM
+from outrider.train.answers import (
+    AnswerObserver,
+    AnswerSettings,
+    answer,
+    held_out_questions,
+    kept_answers,
+    questions,
+)
+from outrider.train.plan import Plan
+from outrider.train.prompts import PromptSplit
+from outrider.train.provenance import TargetMarks
+from outrider.train.settings import TrainSettings
+from outrider.train.texts import Text
+
+_ANSWER_FILE, _HELD_OUT_FILE, _MARKS_FILE = "answers.jsonl", "held_out.jsonl", "target.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Texts to train on, and texts that are only judged on."""
+
+    train: list[Text]
+    held_out: list[Text]
+
+
+class Answering:
+    """The questions of a run, and the folder of their answers, which several runs may share."""
+
+    def __init__(self, llm: LLM, settings: TrainSettings, marks: TargetMarks, prompts: PromptSplit) -> None:
+        """`marks`: what the target that `llm` holds is known by."""
+        self._llm, self._settings, self._marks = llm, settings, marks
+        self._folder = settings.answer_folder
+        self._train = questions(prompts.train, settings.seed)
+        self._held_out = held_out_questions(prompts.held_out, settings.seed)
+
+    def check(self) -> None:
+        """Raises `ConfigError` on answers of a target with another tokenizer or chat template: they are of no use."""
+        path = self._folder / _MARKS_FILE
+        if path.exists():
+            difference = self._marks.difference(json.loads(path.read_text(encoding="utf-8")))
+            if difference is not None:
+                raise ConfigError(
+                    f"{self._folder} holds answers of a target with another {difference}: answer anew in another folder"
+                )
+
+    def write(self, plan: Plan | None, until: float | None, observer: AnswerObserver) -> None:
+        """Answers the held-out questions, then of the others as many as `plan` trains on.
+
+        Without a plan yet: as many as `answer_tokens` and the time `until` (of `time.monotonic`) allow, a second's
+        worth at least.
+        """
+        settings = self._settings
+        self._folder.mkdir(parents=True, exist_ok=True)
+        marks = json.dumps(vars(self._marks), indent=2) + "\n"
+        (self._folder / _MARKS_FILE).write_text(marks, encoding="utf-8")
+        whole = AnswerSettings(most_new=settings.most_new)
+        answer(self._llm, self._held_out, self._folder / _HELD_OUT_FILE, whole)
+        asked, bounds = self._train, whole
+        if plan is not None:
+            asked = asked[: plan.texts]
+        else:
+            seconds = None if until is None else max(1.0, until - time.monotonic())
+            bounds = replace(whole, seconds=seconds, most_tokens=settings.answer_tokens)
+        answer(self._llm, asked, self._folder / _ANSWER_FILE, bounds, observer)
+
+    def read(self, plan: Plan | None) -> Answers:
+        """What was written, as far as `plan` trains on it. Raises `ConfigError` where nothing was."""
+        texts = kept_answers(self._folder / _ANSWER_FILE, self._train)
+        held_out = kept_answers(self._folder / _HELD_OUT_FILE, self._held_out)
+        if plan is not None:
+            texts = texts[: plan.texts]
+        if not texts:
+            raise ConfigError("the budget ended before any prompt was answered: give a longer --budget")
+        return Answers(texts, held_out)
