@@ -14,7 +14,7 @@ demo: setup
 test: test-fast test-sample
 
 test-fast: setup
-	$(BIN)/python -m pytest -m "not model and not full"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not model and not full"
 
 test-sample: setup
 	$(BIN)/python -m pytest -m "model and not full"

@@ -133,7 +133,7 @@ def test_drafting_with_some_layers_changes_no_text(family: str, settings: dict[s
     plain_llm = LLM.from_model(held, words)
     config = {"method": "self_draft", "num_speculative_tokens": 3, **settings}
     drafting = LLM.from_model(held, words, speculative_config=config)
-    for sampling in (SamplingParams(temperature=0.0, max_tokens=16), SamplingParams(seed=3, max_tokens=16)):
+    for sampling in (SamplingParams(temperature=0.0, max_tokens=10), SamplingParams(seed=3, max_tokens=10)):
         prompts = [PROMPT, [5, 6], [9]]
         wanted, done = plain_llm.generate(prompts, sampling), drafting.generate(prompts, sampling)
         assert [c.token_ids for c in done] == [c.token_ids for c in wanted]
