@@ -73,6 +73,7 @@ def test_json_is_one_object(outrider, target: str, prompts: list[str], tmp_path:
         (["--num-heads", "3"], "num_heads is a setting of medusa"),
         (["--budget", "tomorrow"], "budget must be a time like 15m"),
         (["--loss-fn", "mse"], "loss_fn must be one of kl_div"),
+        (["--export", "transformers"], "form must be one of eagle3, speculators, not 'transformers'"),
         (["--budget", "5m", "--steps", "3"], "budget and steps both say"),
     ],
 )  # fmt: skip
@@ -81,3 +82,11 @@ def test_what_cannot_be_meant_is_one_line(outrider, arguments: list[str], says: 
     assert shown.code == 2
     assert says in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_each_process_loads_the_target_on_a_device_of_its_own(
+    outrider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "77")
+    shown = outrider("train", "eagle3", "smollm2-135m", "--prompts", "a", "--output", "b", "--device", "cuda")
+    assert (shown.code, "device 'cuda:77' is not on this machine" in shown.err) == (2, True), shown.err

@@ -54,6 +54,8 @@ def test_a_shape_that_cannot_be_is_named(given: dict[str, Any], says: str) -> No
         ({"epochs": float("nan")}, "epochs must be above 0"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"most_new": 0}, "most_new must be at least 1"),
+        ({"forms": ("speculator",)}, "form must be one of eagle3, speculators, not 'speculator'"),
+        ({"forms": ("medusa",)}, "form must be one of eagle3, speculators"),
         ({"budget": 60.0, "steps": 5}, "budget and steps both say"),
     ],
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,10 @@ from outrider.cli.options import EngineSettings, engine_options
 from outrider.cli.report import print_json
 from outrider.config import SpeculativeConfig
 from outrider.errors import ConfigError
+from outrider.train.settings import METHODS, DraftShape, TrainSettings, seconds_of
 
 if TYPE_CHECKING:
     from outrider.train.job import Report
-    from outrider.train.settings import TrainSettings
 
 _SHAPE = (
     click.option("--draft-vocab-size", type=int, metavar="N", help="Tokens that the draft speaks; the most frequent."),
@@ -45,7 +46,7 @@ _RUN = (
                  help="Of hidden states that are kept."),
     click.option("--seed", type=int, default=0, show_default=True, metavar="N"),
     click.option("--export", "forms", multiple=True, metavar="FORM",
-                 help="Also written to a folder of this name: eagle3, speculators, medusa, medusa_vllm, transformers."),
+                 help="Also written to a folder of this name: speculators, medusa, transformers, or the draft's own."),
 )  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def _options(command: Any) -> Any:
 
 
 @click.command()
-@click.argument("method", type=click.Choice(["eagle3", "medusa", "draft_model"]))
+@click.argument("method", type=click.Choice(METHODS))
 @click.argument("model", metavar="TARGET")
 @click.argument("more", nargs=-1, metavar="", type=click.Path(path_type=Path))
 @click.option("--prompts", multiple=True, required=True, type=click.Path(path_type=Path), metavar="FILES...",
@@ -79,27 +80,26 @@ def train(
     outrider train ...`.
     """
     settings = _settings(method, (*prompts, *more), output, given)
-    engine = EngineSettings.drafting(model, given, SpeculativeConfig())
-    llm = engine.open()
-    from outrider.models.load import resolve
     from outrider.train.distributed import local_device, world
+
+    device = local_device(settings.device)
+    llm = EngineSettings.drafting(model, {**given, "device": device}, SpeculativeConfig()).open()
+    from outrider.models.load import resolve
     from outrider.train.job import train_draft
     from outrider.train.narration import Narration
 
-    with world(settings.device) as joined:
-        local_device(settings.device)
+    with world(device) as joined:
         observer = Narration(sys.stderr if as_json else sys.stdout)
         begin = time.monotonic()
         report = train_draft(
-            llm, resolve(model), settings, observer, world=joined, command=("outrider", *sys.argv[1:])
-        )
+            llm, resolve(model), replace(settings, device=device), observer, world=joined,
+            command=("outrider", *sys.argv[1:]),
+        )  # fmt: skip
         if joined.rank == 0:
             _tell(report, time.monotonic() - begin, as_json)
 
 
 def _settings(method: str, prompts: tuple[Path, ...], output: Path, given: dict[str, Any]) -> TrainSettings:
-    from outrider.train.settings import DraftShape, TrainSettings, seconds_of
-
     shape = DraftShape(
         method, given["draft_vocab_size"], _numbers("--target-layer-ids", given["target_layer_ids"]), given["loss_fn"],
         given["ttt_steps"], given["num_heads"], given["lm_head"], _numbers("--layers", given["layers"]),

@@ -72,16 +72,17 @@ def world(device: torch.device | str) -> Iterator[World]:
     if size == 1:
         yield ALONE
         return
-    backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
-    distributed.init_process_group(backend, timeout=_PATIENCE)
+    place = torch.device(local_device(str(device)))
+    if place.type == "cuda":
+        distributed.init_process_group("nccl", timeout=_PATIENCE, device_id=place)
+    else:
+        distributed.init_process_group("gloo", timeout=_PATIENCE)
     try:
         yield World(distributed.get_rank(), size)
     finally:
         distributed.destroy_process_group()
 
 
-def local_device(device: torch.device | str) -> torch.device:
-    """`cuda` made the device of this process; any other device as it is."""
-    if str(device) != "cuda":
-        return torch.device(device)
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+def local_device(device: str) -> str:
+    """`cuda` made the device of this process; any other name as it is."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from outrider.core.records import TokenWeights
-from outrider.errors import ConfigError, nearest
+from outrider.errors import ConfigError
 from outrider.models.arch import Arch
 from outrider.models.eagle_head import EagleHead
 from outrider.models.eagle_shapes import fresh_head
 from outrider.models.head_formats.write import write_head
 from outrider.models.heads import EagleConfig, Head
 from outrider.train.eagle3_attention import ChainAttention
+from outrider.train.forms import check_form
 from outrider.train.guesses import Measure, Step, about_answers, judged
 from outrider.train.losses import loss_named
 from outrider.train.output import Output
@@ -24,8 +25,8 @@ from outrider.train.recipe import Judged
 from outrider.train.texts import Batch
 from outrider.train.vocabulary import DraftLaw
 
-FORMS = ("eagle3", "speculators")
-_ADDS = ("layers.0.self_attn.o_proj.weight", "layers.0.mlp.down_proj.weight")  # what a layer adds comes from these
+# What a layer adds comes from these.
+_ADDS = ("layers.0.self_attn.o_proj.weight", "layers.0.mlp.down_proj.weight")
 _FUSING_NOISE = 0.1
 
 
@@ -135,9 +136,8 @@ class Eagle3Recipe:
         return Head(self._config, tensors, self._token_map, name="trained EAGLE-3 head")
 
     def write(self, folder: Path, form: str, dtype: torch.dtype = torch.bfloat16) -> None:
-        """See `Recipe.write`; one of `FORMS`."""
-        if form not in FORMS:
-            raise ConfigError(f"form must be one of {', '.join(FORMS)}, not {form!r}{nearest(form, FORMS)}")
+        """See `Recipe.write`."""
+        check_form(self.method, form)
         write_head(self.trained(dtype), folder, form, target=self._target)
 
     @property

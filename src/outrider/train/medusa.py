@@ -8,18 +8,16 @@ import torch
 from torch import nn
 
 from outrider.core.records import TokenWeights
-from outrider.errors import ConfigError, nearest
 from outrider.models.head_formats.write import write_head
 from outrider.models.heads import Head, MedusaConfig
 from outrider.models.medusa_head import MedusaHeads, untrained_head
+from outrider.train.forms import check_form
 from outrider.train.guesses import Measure, Step, about_answers, judged
 from outrider.train.losses import loss_named
 from outrider.train.output import Output
 from outrider.train.recipe import Judged
 from outrider.train.texts import Batch
 from outrider.train.vocabulary import DraftLaw
-
-FORMS = ("medusa_vllm", "medusa")
 
 
 class MedusaRecipe:
@@ -78,8 +76,7 @@ class MedusaRecipe:
         return Head(self._config, tensors, self._token_map, name="trained Medusa heads")
 
     def write(self, folder: Path, form: str, dtype: torch.dtype = torch.bfloat16) -> None:
-        """See `Recipe.write`; one of `FORMS`. Raises `ModelLoadError` where that has no place for a
+        """See `Recipe.write`. Raises `ModelLoadError` where that has no place for a
         draft vocabulary."""
-        if form not in FORMS:
-            raise ConfigError(f"form must be one of {', '.join(FORMS)}, not {form!r}{nearest(form, FORMS)}")
+        check_form(self.method, form)
         write_head(self.trained(dtype), folder, form, target=self._target)

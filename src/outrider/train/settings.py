@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import ConfigError, nearest
+from outrider.train.forms import FORMS, check_form
 from outrider.train.output import Output
 
-METHODS = ("eagle3", "medusa", "draft_model")
+METHODS = tuple(FORMS)
 LOSS_NAMES = ("kl_div", "ce", "tv", "lk_hybrid")  # of `train.losses`, which takes torch to import
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -28,9 +29,7 @@ class DraftShape:
     loss_fn: str = "kl_div"
     ttt_steps: int | None = None  # eagle3: unrolled steps; draft_model: positions it is judged at
     num_heads: int | None = None  # medusa
-    lm_head: str = (
-        "target"  # eagle3, medusa: whether heads speak through the target's rows, or through `own` ones
-    )
+    lm_head: str = "target"  # eagle3, medusa: speak through the target's rows, or through `own` ones
     layers: tuple[int, ...] | None = None  # draft_model: the target's layers that the student is made of
 
     def __post_init__(self) -> None:
@@ -92,6 +91,8 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        for form in self.forms:
+            check_form(self.shape.method, form)
         if self.budget is not None and self.steps is not None:
             raise ConfigError("budget and steps both say how long training takes: give one of the two")
 

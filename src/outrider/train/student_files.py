@@ -10,15 +10,14 @@ from pathlib import Path
 import torch
 
 from outrider.core.records import TokenWeights
-from outrider.errors import ConfigError, nearest
 from outrider.models.arch_config import arch_config
 from outrider.models.borrowed import BorrowingDraft, embedding_sample, files_of
 from outrider.models.load import ModelSource, SourceKind, load_arch
 from outrider.models.new_folder import new_folder, write_model
 from outrider.text.gguf import gguf_tokenizer
+from outrider.train.forms import check_form
 from outrider.train.student import Student
 
-FORMS = ("outrider", "transformers")
 _CLASSES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -48,8 +47,7 @@ class StudentFiles:
 
         Raises `ConfigError` on another form, and `ModelLoadError` where the folder cannot be written.
         """
-        if form not in FORMS:
-            raise ConfigError(f"form must be one of {', '.join(FORMS)}, not {form!r}{nearest(form, FORMS)}")
+        check_form("draft_model", form)
         if form == "outrider":
             with new_folder(folder) as path:
                 write_model(path, *files_of(self.draft(student)))
