@@ -113,12 +113,14 @@ def _tapped_layers(
 
 
 def _norms(reading: Reading, config: EagleConfig) -> Iterator[tuple[Reading, Change]]:
-    for key in ("norm_before_residual", "norm_output"):
-        now = getattr(config, key)
-        changed = replace(config, **{key: not now})
+    for key, changed in (
+        ("norm_before_residual", replace(config, norm_before_residual=not config.norm_before_residual)),
+        ("norm_output", replace(config, norm_output=not config.norm_output)),
+    ):
+        now, then = _json(getattr(config, key)), _json(getattr(changed, key))
         yield (
             replace(reading, head=replace(reading.head, config=changed)),
-            Change(f"has {key} {_json(now)}", _json(not now), f"set {key} to {_json(not now)}"),
+            Change(f"has {key} {now}", then, f"set {key} to {then}"),
         )
     first, second = _NORMS
     tensors = dict(reading.head.tensors)

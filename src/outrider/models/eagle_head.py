@@ -194,9 +194,7 @@ class EagleHead(nn.Module):
         return mixed
 
     def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        weight = self.norms[name].to(
-            x.dtype
-        )  # states of an autocast forward are narrower than what is trained
+        weight = self.norms[name].to(x.dtype)  # states of an autocast forward are narrower
         return F.rms_norm(x, weight.shape, weight, self._eps)
 
 

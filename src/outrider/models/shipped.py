@@ -24,9 +24,7 @@ _IDENTITY, _PRESET = "identity.json", "preset.json"
 MODEL_FREE: Mapping[str, Any] = {"method": "suffix"}
 """The best methods without a draft of their own: 1.41x plain on Spec-Bench at temperature 0 (docs/log.md)."""
 _ROWS, _COLUMNS = 8, 64
-_NEAR = (
-    0.25  # relative distance: 4-bit weights are about 0.1 from those they were made of, other models above 1
-)
+_NEAR = 0.25  # relative distance: 4-bit weights are about 0.1 from their origin, other models above 1
 
 
 @dataclass(frozen=True)
@@ -117,10 +115,10 @@ def write_identity(target: TappedTarget, folder: Path) -> None:
 def _identity_in(folder: Path) -> ModelIdentity:
     stored = _read(folder / _IDENTITY)
     try:
-        numbers = (int(stored[key]) for key in ("vocab_size", "hidden_size", "num_layers"))
+        vocab, hidden, layers = (int(stored[key]) for key in ("vocab_size", "hidden_size", "num_layers"))
         tokens, columns = (tuple(map(int, stored[key])) for key in ("tokens", "columns"))
         values = tuple(tuple(map(float, row)) for row in stored["values"])
-        return ModelIdentity(*numbers, tokens, columns, values)
+        return ModelIdentity(vocab, hidden, layers, tokens, columns, values)
     except (LookupError, TypeError, ValueError) as error:
         raise ModelLoadError(
             f"{folder / _IDENTITY}: {error!r} is no identity of a model: write it anew"

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+KeysValues = tuple[torch.Tensor, torch.Tensor]
+
 
 class ChainAttention:
     """What `EagleHead.forward` asks for in a batch of texts, whose rows stand one text behind the other.
@@ -19,10 +21,8 @@ class ChainAttention:
     def __init__(self, lengths: Sequence[int]) -> None:
         """`lengths`: certain entries of each text, one at least."""
         self._lengths = list(lengths)
-        self._certain: list[
-            tuple[torch.Tensor, torch.Tensor]
-        ] = []  # of each text: [kv_heads, entries, head_dim]
-        self._chains: list[tuple[torch.Tensor, torch.Tensor]] = []  # of each step: [rows, kv_heads, head_dim]
+        self._certain: list[KeysValues] = []  # of each text: [kv_heads, entries, head_dim]
+        self._chains: list[KeysValues] = []  # of each step: [rows, kv_heads, head_dim]
         self._texts = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))  # [rows]
         self._starts = torch.cat([torch.arange(length) for length in lengths])  # [rows]
 
@@ -33,7 +33,7 @@ class ChainAttention:
 
     def certain(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Every entry of every text: queries [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim]."""
-        parts = [tensor.transpose(0, 1).split(self._lengths, dim=1) for tensor in (queries, keys, values)]
+        parts = [torch.split(each.transpose(0, 1), self._lengths, dim=1) for each in (queries, keys, values)]
         self._certain = list(zip(parts[1], parts[2]))
         read = [
             F.scaled_dot_product_attention(
@@ -47,12 +47,12 @@ class ChainAttention:
         """One step further on every row that is kept; shapes as those of `certain`."""
         self._chains.append((keys, values))
         counts = self._texts.bincount(minlength=len(self._lengths)).tolist()
-        chain_keys = torch.stack([step[0] for step in self._chains], dim=1).split(counts)
-        chain_values = torch.stack([step[1] for step in self._chains], dim=1).split(counts)
-        texts = zip(
-            queries.split(counts), self._certain, chain_keys, chain_values, self._starts.split(counts)
+        chain_keys, chain_values = (torch.stack(steps, dim=1) for steps in zip(*self._chains))
+        q_parts, k_parts, v_parts, starts = (
+            torch.split(each, counts) for each in (queries, chain_keys, chain_values, self._starts)
         )
-        return torch.cat([_read(q, *certain, k, v, starts) for q, certain, k, v, starts in texts])
+        texts = zip(q_parts, self._certain, k_parts, v_parts, starts)
+        return torch.cat([_read(q, *certain, k, v, own) for q, certain, k, v, own in texts])
 
 
 def _read(
@@ -74,7 +74,8 @@ def _read(
     shared = shared.view(kv_heads, group, rows, entries).masked_fill(later.to(shared.device), -torch.inf)
     own_keys, own_values = (each.permute(2, 0, 1, 3).unsqueeze(1) for each in (chain_keys, chain_values))
     own = (grouped.unsqueeze(3) * own_keys).sum(-1)  # [kv_heads, group, rows, steps]
-    shared, own = torch.cat([shared, own], dim=-1).softmax(-1).to(values).split([entries, steps], dim=-1)
+    weights = torch.cat([shared, own], dim=-1).softmax(-1).to(values)
+    shared, own = torch.split(weights, [entries, steps], dim=-1)
     read = (shared.reshape(kv_heads, group * rows, entries) @ values).view(kv_heads, group, rows, head_dim)
     read = read + (own.unsqueeze(-1) * own_values).sum(3)
     return read.permute(2, 0, 1, 3).reshape(rows, heads, head_dim)

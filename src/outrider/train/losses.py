@@ -81,9 +81,8 @@ def _tv_value(laws: _Laws) -> torch.Tensor:
 
 
 def _tv_slope(laws: _Laws) -> torch.Tensor:
-    short = (
-        torch.sub(laws.p, laws.q).sign_().clamp_min_(0.0).mul_(laws.q)
-    )  # q where more of it would be accepted
+    # q where more of it would be accepted
+    short = torch.sub(laws.p, laws.q).sign_().clamp_min_(0.0).mul_(laws.q)
     return torch.addcmul(short.neg(), laws.q, short.sum(1, keepdim=True))
 
 

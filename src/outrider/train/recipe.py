@@ -24,9 +24,7 @@ class Judged:
     losses: torch.Tensor  # [steps] sums over the guesses
     overlaps: torch.Tensor  # [steps] sums of 1 - TV of the guess's law against the target's, at temperature 1
     counts: torch.Tensor  # [steps] guesses
-    hits: (
-        torch.Tensor
-    )  # bool [texts, length, steps]: the likeliest guess is the text's token; false where none counts
+    hits: torch.Tensor  # bool [texts, length, steps]: the likeliest guess is the text's token and counts
 
 
 class Recipe(Protocol):
