@@ -7,7 +7,7 @@ trained head is broken on purpose.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -178,16 +178,37 @@ def test_two_broken_settings_are_found_together() -> None:
     }
 
 
-def test_exchanged_norms_and_halves_are_found() -> None:
+READING = tuple(f"layers.0.self_attn.{name}_proj.weight" for name in "qkv")  # [token, state] columns
+
+
+def with_halves_exchanged(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: torch.roll(tensors[name], HIDDEN, dims=1) for name in READING}
+
+
+def with_norms_exchanged(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of the same head with norms that differ more: columns of the token take back what its norm scales."""
+    scale = torch.exp(2 * torch.randn(HIDDEN, generator=torch.Generator().manual_seed(4)))
+    columns = torch.cat([scale, torch.ones(HIDDEN)])
+    token, state = "layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"
+    exchanged = {token: tensors[state], state: tensors[token] * scale}
+    return exchanged | {name: tensors[name] / columns for name in READING}
+
+
+@pytest.mark.parametrize(
+    ("exchange", "remedy"),
+    [
+        (with_halves_exchanged, "exchange the two halves in its file"),
+        (with_norms_exchanged, "exchange the two tensors in its file"),
+    ],
+    ids=["halves", "norms"],
+)
+def test_what_was_exchanged_is_found(
+    exchange: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]], remedy: str
+) -> None:
     head = mixing_head()
-    halves = {
-        name: torch.roll(tensor, HIDDEN, dims=1)
-        for name, tensor in head.tensors.items()
-        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
-    }
-    found = report(RuledTarget(mixing), replace(head, tensors={**head.tensors, **halves}))
+    found = report(RuledTarget(mixing), replace(head, tensors={**head.tensors, **exchange(head.tensors)}))
     assert found.better is not None
-    assert [change.remedy for change in found.better.changes] == ["exchange the two halves in its file"]
+    assert [change.remedy for change in found.better.changes] == [remedy]
 
 
 def test_states_that_come_one_position_late_are_found() -> None:
