@@ -15,7 +15,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.testing.toy import ToyTarget
-from outrider.train.playback import conditional_acceptance, cumulative_acceptance, play_back
+from outrider.train.playback import cumulative_acceptance, play_back
 
 VOCAB, STEPS = 7, 5
 
@@ -107,6 +107,4 @@ def test_without_the_requests_limit_rounds_and_tokens_are_still_those_of_live_de
 def test_acceptance_by_position_comes_from_the_histogram() -> None:
     stats = SpeculationStats(num_rounds=9, num_spec_steps=8, acceptance_histogram=(2, 3, 0, 3))
     assert cumulative_acceptance(stats) == (6 / 8, 3 / 8, 3 / 8)
-    assert conditional_acceptance(stats) == (6 / 8, 3 / 6, 1.0)
-    assert conditional_acceptance(SpeculationStats(acceptance_histogram=(4, 0, 0))) == (0.0, 0.0)
     assert cumulative_acceptance(SpeculationStats(acceptance_histogram=(0, 0))) == (0.0,)

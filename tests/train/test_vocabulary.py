@@ -8,7 +8,7 @@ from tiny_guesses import HIDDEN, MAP, VOCAB, WEIGHTS
 
 from outrider.errors import ConfigError
 from outrider.train.texts import Text
-from outrider.train.vocabulary import DraftLaw, coverage, draft_vocabulary
+from outrider.train.vocabulary import DraftLaw, draft_vocabulary
 
 TEXTS = [
     Text((5, 5, 5, 6, 6, 20), (9, 9, 9, 8, 8, 7), 0.0, "made"),
@@ -38,11 +38,6 @@ def test_what_must_be_held_is() -> None:
 def test_impossible_sizes_are_refused(size: int, always: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=f"a draft vocabulary of {size} tokens: give from"):
         draft_vocabulary(TEXTS, size, VOCAB, always=always)
-
-
-def test_coverage_is_the_share_of_answered_tokens() -> None:
-    assert coverage(torch.tensor([8, 9, 20]), TEXTS) == pytest.approx(7 / 9)
-    assert coverage(torch.arange(VOCAB), TEXTS) == 1.0
 
 
 def test_a_draft_law_is_that_of_the_target_s_rows() -> None:

@@ -7,7 +7,6 @@ Counters mean what they mean for a live request (`SpeculationStats`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 
@@ -59,15 +58,6 @@ def cumulative_acceptance(stats: SpeculationStats) -> tuple[float, ...]:
     """By position, the share of drafts that were kept up to there; vLLM's per-position acceptance rate."""
     reached = _reached(stats)
     return tuple(count / reached[0] if reached[0] else 0.0 for count in reached[1:])
-
-
-def conditional_acceptance(stats: SpeculationStats) -> tuple[float, ...]:
-    """By position, the share of drafts kept up to the position before it that were kept there too.
-
-    A draft cut short by the end of its text counts as refused there, live and played back alike.
-    """
-    reached = _reached(stats)
-    return tuple(now / before if before else 0.0 for before, now in pairwise(reached))
 
 
 def _reached(stats: SpeculationStats) -> Sequence[int]:

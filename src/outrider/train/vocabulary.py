@@ -34,16 +34,6 @@ def draft_vocabulary(
     return torch.tensor(sorted(chosen))
 
 
-def coverage(token_map: torch.Tensor, texts: Iterable[Text]) -> float:
-    """The share of the answers' tokens that a draft can hold; 1.0 of no tokens at all."""
-    held = set(token_map.tolist())
-    total = inside = 0
-    for text in texts:
-        total += len(text.answer)
-        inside += sum(token in held for token in text.answer)
-    return inside / total if total else 1.0
-
-
 class DraftLaw:
     """What the target says over a draft vocabulary: softmax of the mapped rows of its head, at temperature 1.
 
