@@ -93,7 +93,7 @@ def train(
         begin = time.monotonic()
         report = train_draft(
             llm, resolve(model), replace(settings, device=device), observer, world=joined,
-            command=("outrider", *sys.argv[1:]),
+            command=_command(),
         )  # fmt: skip
         if joined.rank == 0:
             _tell(report, time.monotonic() - begin, as_json)
@@ -112,6 +112,11 @@ def _settings(method: str, prompts: tuple[Path, ...], output: Path, given: dict[
         learning_rate=given["learning_rate"], batch_tokens=given["batch_tokens"], seed=given["seed"],
         forms=given["forms"], device=given["device"], memory=int(given["memory"] * 1e9),
     )  # fmt: skip
+
+
+def _command() -> tuple[str, ...]:
+    """The command line with paths cut to their names: it goes into files that are passed on."""
+    return ("outrider", *(Path(word).name if os.sep in word else word for word in sys.argv[1:]))
 
 
 def _numbers(flag: str, text: str | None) -> tuple[int, ...] | None:

@@ -72,10 +72,12 @@ def planned(recipe: Recipe, texts: Texts, held_out: HeldOut, settings: TrainSett
 
 def _steps_within(recipe: Recipe, data: Data, epoch: Sequence[Sequence[int]], autocast: Autocast, seconds: float,
                   batch_tokens: int) -> int:  # fmt: skip
-    """Times some batches, first with their hidden states to be computed, then with those at hand."""
+    """Times some batches, first with their hidden states to be computed, then with those at hand; and an evaluation
+    whose hidden states are at hand, as they are for all but the first."""
     begin = time.monotonic()
     probed = [epoch[len(epoch) * i // _PROBED] for i in range(min(_PROBED, len(epoch)))]
     first, again = (_seconds_per_batch(recipe, data.texts, probed, autocast) for _ in range(2))
+    evaluate(recipe, data.held_out, batch_tokens=batch_tokens)
     start = time.monotonic()
     evaluate(recipe, data.held_out, batch_tokens=batch_tokens)
     evaluation = time.monotonic() - start
