@@ -178,10 +178,14 @@ def marks_changed(folder: Path, **marks: Any) -> None:
 
 @pytest.mark.parametrize(
     ("marks", "says"),
-    [({"chat_template": "f00d"}, "another chat template f00d"), ({"tokenizer": "beef"}, "another tokenizer beef")],
-)  # fmt: skip
-def test_answers_through_another_template_or_tokenizer_are_refused(
-    target: str, settings: TrainSettings, tmp_path: Path, marks: dict[str, str], says: str
+    [
+        ({"chat_template": "f00d"}, "another chat template f00d"),
+        ({"tokenizer": "beef"}, "another tokenizer beef"),
+        ({"most_new": 7}, "answers of up to 7 tokens, not 12: give --max-new-tokens 7, or answer anew"),
+    ],
+)
+def test_answers_through_another_template_or_tokenizer_or_of_another_length_are_refused(
+    target: str, settings: TrainSettings, tmp_path: Path, marks: dict[str, Any], says: str
 ) -> None:
     shared = replace(settings, answers=tmp_path / "answers")
     with pytest.raises(KeyboardInterrupt):

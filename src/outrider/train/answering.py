@@ -44,14 +44,21 @@ class Answering:
         self._held_out = held_out_questions(prompts.held_out, settings.seed)
 
     def check(self) -> None:
-        """Raises `ConfigError` on answers of a target with another tokenizer or chat template: they are of no use."""
+        """Raises `ConfigError` on answers that are of no use: of another length, tokenizer or chat template."""
         path = self._folder / _MARKS_FILE
-        if path.exists():
-            difference = self._marks.difference(json.loads(path.read_text(encoding="utf-8")))
-            if difference is not None:
-                raise ConfigError(
-                    f"{self._folder} holds answers of a target with another {difference}: answer anew in another folder"
-                )
+        if not path.exists():
+            return
+        marks, most_new = json.loads(path.read_text(encoding="utf-8")), self._settings.most_new
+        difference = self._marks.difference(marks)
+        if difference is not None:
+            raise ConfigError(
+                f"{self._folder} holds answers of a target with another {difference}: answer anew in another folder"
+            )
+        if marks.get("most_new", most_new) != most_new:
+            raise ConfigError(
+                f"{self._folder} holds answers of up to {marks['most_new']} tokens, not {most_new}: give "
+                f"--max-new-tokens {marks['most_new']}, or answer anew in another folder"
+            )
 
     def write(self, plan: Plan | None, until: float | None, observer: AnswerObserver) -> None:
         """Answers the held-out questions, then of the others as many as `plan` trains on.
@@ -61,8 +68,8 @@ class Answering:
         """
         settings = self._settings
         self._folder.mkdir(parents=True, exist_ok=True)
-        marks = json.dumps(vars(self._marks), indent=2) + "\n"
-        (self._folder / _MARKS_FILE).write_text(marks, encoding="utf-8")
+        marks = {**vars(self._marks), "most_new": settings.most_new}
+        (self._folder / _MARKS_FILE).write_text(json.dumps(marks, indent=2) + "\n", encoding="utf-8")
         whole = AnswerSettings(most_new=settings.most_new)
         answer(self._llm, self._held_out, self._folder / _HELD_OUT_FILE, whole)
         asked, bounds = self._train, whole
