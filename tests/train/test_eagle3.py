@@ -13,6 +13,7 @@ from tiny_guesses import (
     MAP,
     VOCAB,
     WEIGHTS,
+    check_files,
     counting_batch,
     numeric_slope,
     some_texts,
@@ -216,12 +217,7 @@ def test_tokens_outside_the_draft_vocabulary_are_misses_without_loss() -> None:
 def test_files_hold_the_head(form: str, tmp_path: Path) -> None:
     recipe = recipe_of(dtype=torch.float32)
     recipe.write(tmp_path / "head", form)
-    read = read_head(tmp_path / "head")
-    assert read.config == MODERN
-    assert read.token_map is not None
-    assert torch.equal(read.token_map, MAP)
-    for name, tensor in recipe.trained(torch.bfloat16).tensors.items():
-        assert torch.equal(read.tensors[name], tensor), name
+    check_files(tmp_path / "head", recipe.trained(torch.bfloat16))
 
 
 def test_unknown_forms_and_settings_are_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tiny_guesses import (
     MAP,
     VOCAB,
     WEIGHTS,
+    check_files,
     counting_batch,
     some_texts,
     trained_hits,
@@ -107,12 +108,7 @@ def test_a_pattern_is_learnt_and_drafted_from_the_files(output: Output, tmp_path
 def test_files_hold_the_heads(output: Output, tmp_path: Path) -> None:
     recipe = recipe_of(output=output, dtype=torch.float32)
     recipe.write(tmp_path / "heads", "medusa_vllm")
-    read = read_head(tmp_path / "heads")
-    assert read.config == CUT
-    assert read.token_map is not None
-    assert torch.equal(read.token_map, MAP)
-    for name, tensor in recipe.trained(torch.bfloat16).tensors.items():
-        assert torch.equal(read.tensors[name], tensor), name
+    check_files(tmp_path / "heads", recipe.trained(torch.bfloat16))
 
 
 def test_unknown_forms_and_those_without_a_place_for_the_heads_are_refused(tmp_path: Path) -> None:

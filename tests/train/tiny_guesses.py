@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
 from outrider.core.records import TokenWeights
+from outrider.models.heads import Head, read_head
 from outrider.train.recipe import Judged, Recipe
 from outrider.train.texts import Batch, Text, batch_of
 
@@ -66,6 +68,16 @@ def trained_hits(recipe: Recipe, batch: Batch, steps: int, rate: float = 3e-3) -
         recipe.judge(batch).loss.backward()
         optimizer.step()
     return before, recipe.judge(batch)
+
+
+def check_files(folder: Path, trained: Head) -> None:
+    """What was written is the head that was trained."""
+    read = read_head(folder)
+    assert read.config == trained.config
+    assert read.token_map is not None
+    assert torch.equal(read.token_map, MAP)
+    for name, tensor in trained.tensors.items():
+        assert torch.equal(read.tensors[name], tensor), name
 
 
 def numeric_slope(of: Callable[[], torch.Tensor], number: torch.Tensor, by: float = 1e-5) -> float:
