@@ -44,7 +44,7 @@ _HELD_OUT_MEMORY = 1 << 30
 
 
 class JobObserver(AnswerObserver, Observer, Protocol):
-    """Hears how a run goes on."""
+    """Hears how a run goes on, in the first process alone."""
 
     def estimated(self, found: Estimate) -> None:
         """What the run will cost; nothing has been done yet."""
@@ -101,7 +101,9 @@ class _Job:
         answering.check()
         run = self._identity()
         plan = read_plan(settings.work, run)
-        self._observer.estimated(self._estimate(prompts))
+        found = self._estimate(prompts)
+        if self._world.rank == 0:
+            self._observer.estimated(found)
         answers = self._answers(answering, plan)
         recipe = self._recipe(answers.train)
         kept = Features(self._target, answers.train, recipe.taps, settings.memory // self._world.size)
@@ -110,7 +112,8 @@ class _Job:
         )
         if plan is None:
             plan = self._plan(recipe, kept, held_out, run)
-        self._observer.planned(plan)
+        if self._world.rank == 0:
+            self._observer.planned(plan)
         curve = train(recipe, Data(kept, held_out), self._loop(plan), settings.work,
                       observer=self._observer, world=self._world)  # fmt: skip
         return self._finish(recipe, curve, answers, command)
@@ -121,7 +124,7 @@ class _Job:
         room = settings.most_prompt if limit is None else min(settings.most_prompt, limit - settings.most_new)
         if room < 1:
             raise ConfigError(
-                f"answers of {settings.most_new} tokens fill the context of {limit}: shorten them"
+                f"answers of {settings.most_new} tokens fill the context of {limit}: give fewer --max-new-tokens"
             )
         return split(render(read_prompts(settings.prompts), self._llm.tokenizer, room))
 
@@ -192,8 +195,8 @@ class _Job:
         live = measure_live(
             self._llm, recipe.method, finished, answers.held_out, recipe.steps, settings.most_new
         )
-        self._observer.proven(live, offline)
         if self._world.rank == 0:
+            self._observer.proven(live, offline)
             self._publish(finished, recipe, curve, live, answers, command)
         self._world.wait()
         return Report(settings.output, curve, offline, live)
