@@ -28,7 +28,7 @@ class DrafterSetup:
     """The settings, the loaded target, and how to get what they name.
 
     `load_draft` loads the configured draft model, checked against the target; `load_head` reads the configured head;
-    `prompts` are short texts that a head is checked on, as the target's tokens: without any it is not.
+    `prompts` are short texts that a draft is checked on, as the target's tokens: without any it is not.
     """
 
     config: SpeculativeConfig
