@@ -103,9 +103,11 @@ def settings(prompts: Path, tmp_path: Path) -> TrainSettings:
 
 def run(target: str, settings: TrainSettings, heard: Heard | None = None) -> Report:
     llm = LLM(target, target="torch", dtype="float32")
-    return train_draft(
+    report = train_draft(
         llm, resolve(target), settings, heard or Heard(), world=ALONE, command=("outrider", "train")
     )
+    assert report is not None, "this process is the first"
+    return report
 
 
 @pytest.mark.parametrize("method", SHAPES)
@@ -212,6 +214,10 @@ def finished_output(settings: TrainSettings) -> TrainSettings:
     [
         (few_prompts, "2 usable prompts leave no held-out data"),
         (finished_output, "holds a finished draft"),
+        (
+            lambda s: replace(s, shape=SHAPES["medusa"], forms=("medusa",)),
+            "form 'medusa' has no place for a draft vocabulary",
+        ),
         (lambda s: replace(s, most_new=128), "answers of 128 tokens fill the context of 128"),
         (lambda s: replace(s, shape=replace(s.shape, target_layer_ids=None)), "no early, middle and late one"),
     ],

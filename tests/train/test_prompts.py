@@ -12,7 +12,7 @@ import tokenizers
 from outrider.errors import ConfigError
 from outrider.text import Tokenizer
 from outrider.text.chat import ChatTemplate
-from outrider.train.prompts import LEAST_PROMPTS, Prompt, read_prompts, render, split
+from outrider.train.prompts import LEAST_PROMPTS, Prompt, file_hashes, read_prompts, render, split
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 
@@ -118,3 +118,14 @@ def test_few_prompts_leave_none_to_judge_by() -> None:
     with pytest.raises(ConfigError, match=f"{LEAST_PROMPTS - 1} usable prompts leave no held-out data"):
         split(prompts(LEAST_PROMPTS - 1))
     assert len(split(prompts(LEAST_PROMPTS)).held_out) == 8
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "some.txt").write_text(name)
+    paths = [tmp_path / "a" / "some.txt", tmp_path / "b" / "some.txt"]
+    assert file_hashes(paths[:1]).keys() == {"some.txt"}
+    found = file_hashes(paths)
+    assert found.keys() == {"a/some.txt", "b/some.txt"}
+    assert len(set(found.values())) == 2

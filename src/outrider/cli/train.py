@@ -95,7 +95,7 @@ def train(
             llm, resolve(model), replace(settings, device=device), observer, world=joined,
             command=_command(),
         )  # fmt: skip
-        if joined.rank == 0:
+        if report is not None:
             _tell(report, time.monotonic() - begin, as_json)
 
 

@@ -79,6 +79,7 @@ def world(device: torch.device | str) -> Iterator[World]:
         distributed.init_process_group("gloo", timeout=_PATIENCE)
     try:
         yield World(distributed.get_rank(), size)
+        distributed.barrier()  # nobody takes the group down while others still speak over it
     finally:
         distributed.destroy_process_group()
 

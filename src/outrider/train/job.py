@@ -33,7 +33,7 @@ from outrider.train.plot import write_plot
 from outrider.train.prompts import PromptSplit, file_hashes, read_prompts, render, split
 from outrider.train.provenance import Provenance, TargetMarks
 from outrider.train.recipe import Recipe
-from outrider.train.recipes import TrainTarget, recipe_for
+from outrider.train.recipes import TrainTarget, check_vocabulary, recipe_for
 from outrider.train.settings import TrainSettings
 from outrider.train.texts import Text
 
@@ -69,11 +69,12 @@ class Report:
 def train_draft(
     llm: LLM, source: ModelSource, settings: TrainSettings, observer: JobObserver, *, world: World,
     command: Sequence[str] = (),
-) -> Report:  # fmt: skip
+) -> Report | None:  # fmt: skip
     """Trains what `settings` ask for, for the target that `llm` holds. A call with the same settings goes on.
 
-    Every process of a world calls it; the first answers prompts and writes. Raises `ConfigError` before anything is
-    written where files, target or machine do not allow it, and `TrainingError` where training fails.
+    Every process of a world calls it; the first answers prompts, writes, proves the draft and gets the report. Raises
+    `ConfigError` before anything is written where files, target or machine do not allow it, and `TrainingError` where
+    training fails.
     """
     return _Job(llm, source, settings, observer, world).run(command)
 
@@ -92,7 +93,7 @@ class _Job:
             source, load_arch(source), self._target.token_weights(), llm.tokenizer.eos_token_ids
         )
 
-    def run(self, command: Sequence[str]) -> Report:
+    def run(self, command: Sequence[str]) -> Report | None:
         settings = self._settings
         if (settings.output / "config.json").exists():
             raise ConfigError(f"{settings.output} holds a finished draft: give a new --output")
@@ -150,6 +151,7 @@ class _Job:
         recipe = self._recipe(asked)
         found = estimate(settings, prompts, recipe, len(recipe.taps) * self._target.hidden_size)
         check_room(found, settings.output)
+        check_vocabulary(settings, self._target.vocab_size)
         return found
 
     def _answers(self, answering: Answering, plan: Plan | None) -> Answers:
@@ -184,27 +186,31 @@ class _Job:
             autocast=Autocast(plan.autocast),
         )  # fmt: skip
 
-    def _finish(self, recipe: Recipe, curve: Curve, answers: Answers, command: Sequence[str]) -> Report:
-        settings = self._settings
-        offline = curve.evaluations[-1].chain
-        finished = settings.work / "finished"
+    def _finish(
+        self, recipe: Recipe, curve: Curve, answers: Answers, command: Sequence[str]
+    ) -> Report | None:
+        report = None
         if self._world.rank == 0:
-            shutil.rmtree(finished, ignore_errors=True)
-            recipe.write(finished, own_form(recipe.method))
+            report = self._proven(recipe, curve, answers)
+            self._publish(recipe, report, answers, command)
         self._world.wait()
+        return report
+
+    def _proven(self, recipe: Recipe, curve: Curve, answers: Answers) -> Report:
+        """Writes the draft to where a run keeps its state, and decodes with it."""
+        settings, finished = self._settings, self._settings.work / "finished"
+        shutil.rmtree(finished, ignore_errors=True)
+        recipe.write(finished, own_form(recipe.method))
         live = measure_live(
             self._llm, recipe.method, finished, answers.held_out, recipe.steps, settings.most_new
         )
-        if self._world.rank == 0:
-            self._observer.proven(live, offline)
-            self._publish(finished, recipe, curve, live, answers, command)
-        self._world.wait()
-        return Report(settings.output, curve, offline, live)
+        report = Report(settings.output, curve, curve.evaluations[-1].chain, live)
+        self._observer.proven(live, report.offline)
+        return report
 
-    def _publish(self, finished: Path, recipe: Recipe, curve: Curve, live: Live, answers: Answers,
-                 command: Sequence[str]) -> None:  # fmt: skip
+    def _publish(self, recipe: Recipe, report: Report, answers: Answers, command: Sequence[str]) -> None:
         """Figures and further forms first; the draft's own files last, so that whoever finds those finds all."""
-        settings = self._settings
+        settings, curve = self._settings, report.curve
         write_plot(settings.output / "training.html", curve, title=f"{recipe.method} for {self._marks.name}")
         for form in settings.forms:
             shutil.rmtree(settings.output / form, ignore_errors=True)
@@ -215,7 +221,7 @@ class _Job:
             "tokens_seen": curve.points[-1].tokens if curve.points else 0,
             "held_out_texts": len(answers.held_out),
             "seconds": round(self._spent()),
-            **live.figures(curve.evaluations[-1].chain),
+            **report.live.figures(report.offline),
         }
         shown = {**vars(settings.shape), "learning_rate": self._learning_rate, "batch_tokens": settings.batch_tokens,
                  "seed": settings.seed, "most_new": settings.most_new}  # fmt: skip
@@ -224,6 +230,7 @@ class _Job:
         )
         provenance.write(settings.output)
         write_card(settings.output, recipe.method, self._marks.name, provenance.plain())
+        finished = settings.work / "finished"
         for file in sorted(finished.iterdir(), key=lambda path: path.name == "config.json"):
             os.replace(file, settings.output / file.name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,8 +87,16 @@ def split(prompts: Sequence[Prompt]) -> PromptSplit:
 
 
 def file_hashes(paths: Sequence[Path]) -> dict[str, str]:
-    """SHA-256 of each file, by name."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    """SHA-256 of each file, by name; with its folder's name where two files have one name."""
+    names = Counter(path.name for path in paths)
+    return {
+        path.name if names[path.name] == 1 else f"{path.parent.name}/{path.name}": _hash(path)
+        for path in paths
+    }
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _rank(prompt: Prompt) -> str:

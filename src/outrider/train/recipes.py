@@ -18,7 +18,7 @@ from outrider.train.losses import loss_named
 from outrider.train.medusa import MedusaRecipe
 from outrider.train.output import Output
 from outrider.train.recipe import Recipe
-from outrider.train.settings import DraftShape
+from outrider.train.settings import DraftShape, TrainSettings
 from outrider.train.student import initialised
 from outrider.train.student_files import StudentFiles
 from outrider.train.texts import Text
@@ -54,11 +54,23 @@ def recipe_for(
     shape: DraftShape, target: TrainTarget, texts: Sequence[Text], *, seed: int, device: str = "cpu"
 ) -> Recipe:
     """The untrained draft. Raises `ConfigError` where the shape does not fit the target."""
-    size = min(shape.draft_vocab_size or _DRAFT_VOCAB[shape.method], target.arch.vocab_size)
-    token_map = None
+    size, token_map = _draft_vocab(shape, target.arch.vocab_size), None
     if size < target.arch.vocab_size:
         token_map = draft_vocabulary(texts, size, target.arch.vocab_size, always=target.eos_token_ids)
     return _MAKERS[shape.method](RecipeSetup(shape, target, token_map, seed, device))
+
+
+def check_vocabulary(settings: TrainSettings, vocab_size: int) -> None:
+    """Raises `ConfigError` on a form to export to that has no place for the draft vocabulary."""
+    if "medusa" in settings.forms and _draft_vocab(settings.shape, vocab_size) < vocab_size:
+        raise ConfigError(
+            f"form 'medusa' has no place for a draft vocabulary: export to 'medusa_vllm', or give --draft-vocab-size "
+            f"{vocab_size}"
+        )
+
+
+def _draft_vocab(shape: DraftShape, vocab_size: int) -> int:
+    return min(shape.draft_vocab_size or _DRAFT_VOCAB[shape.method], vocab_size)
 
 
 def default_taps(arch: Arch) -> tuple[int, ...]:
