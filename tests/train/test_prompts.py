@@ -64,6 +64,21 @@ def test_text_holds_a_prompt_per_line_and_json_a_list(tmp_path: Path) -> None:
     assert [one.messages[0]["content"] for one in found] == ["one", "two", "three", "four"]
 
 
+@pytest.mark.parametrize("inside", ["\u2028", "\u2029", "\x85"])
+def test_a_record_may_hold_what_only_python_takes_for_the_end_of_a_line(tmp_path: Path, inside: str) -> None:
+    path = tmp_path / "a.jsonl"
+    records = [json.dumps({"prompt": f"{number}{inside}x"}, ensure_ascii=False) for number in range(2)]
+    path.write_bytes("\r\n".join(records).encode())
+    assert [one.messages[0]["content"] for one in read_prompts([path])] == [f"0{inside}x", f"1{inside}x"]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n", encoding="utf-8-sig")
+    (tmp_path / "b.jsonl").write_text('"two"\n', encoding="utf-8-sig")
+    found = read_prompts([tmp_path / "a.txt", tmp_path / "b.jsonl"])
+    assert [one.messages[0]["content"] for one in found] == ["one", "two"]
+
+
 def test_what_is_asked_twice_is_asked_once(tmp_path: Path) -> None:
     first = written(tmp_path, "a.jsonl", {"prompt": "x"}, {"question": "x"}, {"prompt": "y"})
     second = written(tmp_path, "b.jsonl", {"prompt": "y"}, {"prompt": "z"})
@@ -77,7 +92,10 @@ def test_what_is_asked_twice_is_asked_once(tmp_path: Path) -> None:
         ('{"prompt": 3}\n', "bad.jsonl:1"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}\n', "bad.jsonl:1"),
         ('{"prompt": "fine"}\n\n{"prompt": \n', "bad.jsonl:3: is not JSON"),
+        (f'{{"prompt": "fine", "id": {"9" * 5000}}}\n', "bad.jsonl:1: is not JSON"),
+        ("[" * 100_000, "bad.jsonl:1: is not JSON"),
     ],
+    ids=["no known shape", "no text", "no user's turn", "torn", "a vast number", "deep"],
 )  # fmt: skip
 def test_a_record_without_a_prompt_is_named_by_file_and_line(tmp_path: Path, text: str, names: str) -> None:
     path = tmp_path / "bad.jsonl"
@@ -100,6 +118,17 @@ def test_prompts_go_through_the_template_where_there_is_one(tmp_path: Path) -> N
     assert [list(p.tokens) for p in render(asked[:1], plain, 99)] == [plain.encode("hi")]
     [short] = render(asked, chat, len("<user>hi>"))
     assert list(short.tokens) == plain.encode("<user>hi>"), "the longer one is left out"
+
+
+def test_what_comes_to_the_same_tokens_is_one_prompt(tmp_path: Path) -> None:
+    """Else one spelling could be trained on and the other be held out."""
+    asked = read_prompts(
+        [written(tmp_path, "a.jsonl", {"prompt": "hi"}, {"prompt": "hi "}, {"prompt": "ho"})]
+    )
+    trimming = byte_tokenizer("{% for m in messages %}{{ m.content | trim }}{% endfor %}")
+    assert [p.tokens for p in render(asked, trimming, 99)] == [
+        tuple(trimming.encode(text)) for text in ("hi", "ho")
+    ]
 
 
 def prompts(count: int) -> list[Prompt]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,16 +61,19 @@ def read_prompts(paths: Sequence[Path]) -> list[Asked]:
 
 
 def render(asked: Sequence[Asked], tokenizer: Tokenizer, most_tokens: int) -> list[Prompt]:
-    """The conversations through the chat template, as raw text for a model without one; long ones are left out."""
-    prompts = []
+    """The conversations through the chat template, as raw text for a model without one; long ones are left out.
+
+    Those that come to the same tokens are one prompt: what is held out must not be trained on in another spelling.
+    """
+    prompts: dict[tuple[int, ...], Prompt] = {}
     for one in asked:
         if tokenizer.fingerprint is None:
             tokens = tokenizer.encode("\n\n".join(message["content"] for message in one.messages))
         else:
             tokens = tokenizer.chat(one.messages).token_ids
         if 0 < len(tokens) <= most_tokens:
-            prompts.append(Prompt(tuple(tokens), one.source))
-    return prompts
+            prompts.setdefault(tuple(tokens), Prompt(tuple(tokens), one.source))
+    return list(prompts.values())
 
 
 def split(prompts: Sequence[Prompt]) -> PromptSplit:
@@ -105,36 +109,42 @@ def _rank(prompt: Prompt) -> str:
 
 def _read(path: Path) -> Iterator[Asked]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as prompts ({error}): check the path") from None
     if path.suffix not in (".jsonl", ".json"):
-        for line in text.splitlines():
-            if line.strip():
-                yield Asked(_single(line.strip()), path.name)
+        for _, line in _lines(text):
+            yield Asked(_single(line.strip()), path.name)
         return
     for number, record in _records(path, text):
         yield Asked(_conversation(record, f"{path.name}:{number}"), path.name)
 
 
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Number and text of each line that is not blank. Ends of lines are those of files: U+2028 and its like, at which
+    `str.splitlines` cuts too, may stand inside a JSON text."""
+    for number, line in enumerate(re.split("\r\n?|\n", text), start=1):
+        if line.strip():
+            yield number, line
+
+
 def _records(path: Path, text: str) -> Iterator[tuple[int, Any]]:
     """Number and value of each record."""
     if path.suffix == ".json":
-        try:
-            whole = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path.name}: is not JSON ({error}): repair it") from None
+        whole = _json(text, path.name, "it")
         if not isinstance(whole, list):
             raise ConfigError(f"{path.name}: must hold a list of records: write one per line as .jsonl")
         yield from enumerate(whole, start=1)
         return
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield number, json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path.name}:{number}: is not JSON ({error}): repair the line") from None
+    for number, line in _lines(text):
+        yield number, _json(line, f"{path.name}:{number}", "the line")
+
+
+def _json(text: str, place: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # Python also limits the digits of a number
+        raise ConfigError(f"{place}: is not JSON ({error}): repair {what}") from None
 
 
 def _conversation(record: Any, place: str) -> tuple[Message, ...]:
