@@ -102,8 +102,15 @@ def test_answers_to_other_prompts_are_refused(llm: LLM, tmp_path: Path) -> None:
         answer(llm, questions(PROMPTS[1:], SEED), path, SETTINGS)
 
 
-def test_a_damaged_line_is_named(llm: LLM, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+    ['{"prompt": [1]}', "[" * 100_000,
+     *(f'{{"source": "a", "temperature": 0.0, "prompt": [10, 20], "answer": {bad}}}' for bad in (
+         "[]", '"abc"', "[1.5]", "[-1]", "[[1]]", "[true]"))],
+    ids=["no answer", "deep", "empty", "text", "fraction", "negative", "list", "truth value"],
+)  # fmt: skip
+def test_a_damaged_line_is_named(llm: LLM, tmp_path: Path, line: str) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('{"prompt": [1]}\n')
+    path.write_text(f"{line}\n")
     with pytest.raises(ConfigError, match=r"a.jsonl: holds a line that is no answer"):
         answer(llm, questions(PROMPTS, SEED), path, SETTINGS)

@@ -197,6 +197,29 @@ def test_answers_through_another_template_or_tokenizer_or_of_another_length_are_
         run(target, shared)
 
 
+@pytest.mark.parametrize("file", ["target.json", "plan.json"])
+@pytest.mark.parametrize("content", ["", "[1]", "5", "[" * 100_000], ids=["empty", "list", "number", "deep"])
+def test_a_damaged_file_of_a_run_is_named(
+    target: str, settings: TrainSettings, file: str, content: str
+) -> None:
+    settings.work.mkdir(parents=True)
+    (settings.work / file).write_text(content)
+    with pytest.raises(ConfigError, match=rf"{file} cannot be read \(.*\): remove"):
+        run(target, settings)
+
+
+@pytest.mark.parametrize("change", [{"run": 5}, {"steps": "x"}, {"texts": -1}, {"autocast": "half"}], ids=str)
+def test_a_plan_of_other_content_is_named(
+    target: str, settings: TrainSettings, change: dict[str, Any]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(target, settings, Heard("planned"))
+    path = settings.work / "plan.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ConfigError, match=r"plan.json cannot be read"):
+        run(target, settings)
+
+
 def few_prompts(settings: TrainSettings) -> TrainSettings:
     path = settings.output.with_name("few.txt")
     path.write_text("one\ntwo\n")

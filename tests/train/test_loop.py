@@ -199,6 +199,22 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
         trained(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"run": None}, {"run": [1]}, {"step": "x"}, {"curve": {"points": [{}], "evaluations": []}}, {"optimizer": {}},
+     {"parameters": {}}],
+    ids=str,
+)  # fmt: skip
+def test_a_checkpoint_of_other_content_is_named_in_one_line(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    trained(tmp_path)
+    torch.save({**torch.load(tmp_path / FILE, weights_only=True), **change}, tmp_path / FILE)
+    with pytest.raises(TrainingError, match=rf"{FILE} cannot be read; remove it to start again") as told:
+        trained(tmp_path)
+    assert "\n" not in str(told.value)
+
+
 class Broken(TinyRecipe):
     """Its loss is no number from the third batch on."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from outrider.errors import ConfigError
 from outrider.llm import LLM
@@ -16,6 +18,7 @@ from outrider.train.answers import (
     kept_answers,
     questions,
 )
+from outrider.train.checkpoint import replace_file
 from outrider.train.plan import Plan
 from outrider.train.prompts import PromptSplit
 from outrider.train.provenance import TargetMarks
@@ -48,7 +51,7 @@ class Answering:
         path = self._folder / _MARKS_FILE
         if not path.exists():
             return
-        marks, most_new = json.loads(path.read_text(encoding="utf-8")), self._settings.most_new
+        marks, most_new = _marks_in(path), self._settings.most_new
         difference = self._marks.difference(marks)
         if difference is not None:
             raise ConfigError(
@@ -67,9 +70,9 @@ class Answering:
         worth at least.
         """
         settings = self._settings
-        self._folder.mkdir(parents=True, exist_ok=True)
         marks = {**vars(self._marks), "most_new": settings.most_new}
-        (self._folder / _MARKS_FILE).write_text(json.dumps(marks, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(marks, indent=2) + "\n"
+        replace_file(self._folder / _MARKS_FILE, lambda file: file.write(text.encode()))
         whole = AnswerSettings(most_new=settings.most_new)
         answer(self._llm, self._held_out, self._folder / _HELD_OUT_FILE, whole)
         asked, bounds = self._train, whole
@@ -89,3 +92,13 @@ class Answering:
         if not texts:
             raise ConfigError("the budget ended before any prompt was answered: give a longer --budget")
         return Answers(texts, held_out)
+
+
+def _marks_in(path: Path) -> dict[str, Any]:
+    try:
+        marks = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(marks, dict):
+            raise ValueError("no table")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): remove it, with the answers beside it") from None
+    return marks

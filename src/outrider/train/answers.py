@@ -140,9 +140,16 @@ def _text(line: bytes, path: Path) -> Text:
         record = json.loads(line)
         return Text(
             tuple(record["prompt"]),
-            tuple(record["answer"]),
+            _token_ids(record["answer"]),
             float(record["temperature"]),
             str(record["source"]),
         )
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path}: holds a line that is no answer ({error}): remove the file") from None
+
+
+def _token_ids(numbers: Sequence[int]) -> tuple[int, ...]:
+    """An answer's, one at least."""
+    if not numbers or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("an answer must be token ids")
+    return tuple(numbers)

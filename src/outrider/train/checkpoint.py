@@ -17,6 +17,17 @@ from outrider.train.curve import Curve
 
 FILE = "checkpoint.pt"
 _FORM = 1
+# What a damaged file makes torch and the code below raise.
+_MALFORMED = (
+    RuntimeError,
+    OSError,
+    EOFError,
+    pickle.UnpicklingError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,21 +66,42 @@ def load(folder: Path, run: Mapping[str, str | int | float], device: torch.devic
     path = folder / FILE
     if not path.exists():
         return None
-    try:
-        holds = torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
-        raise TrainingError(f"{path} cannot be read; remove it to start again: {error}") from error
-    if not isinstance(holds, dict) or holds.get("form") != _FORM:
-        raise TrainingError(f"{path} is no checkpoint of this version; remove it to start again")
-    for name in dict.fromkeys((*run, *holds["run"])):
-        here, there = run.get(name), holds["run"].get(name)
+    found = _read(path, device)
+    for name in dict.fromkeys((*run, *found.run)):
+        here, there = run.get(name), found.run.get(name)
         if here != there:
             raise TrainingError(
                 f"{path} is of a run with {name} {there!r}, not {here!r}; "
                 "remove it to start again, or give the run a folder of its own"
             )
-    return Checkpoint(holds["run"], holds["step"], holds["seconds"], holds["parameters"], holds["optimizer"],
-                      Curve.of(holds["curve"]))  # fmt: skip
+    return found
+
+
+def restore(folder: Path, found: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Puts parameters and moments back. Raises `TrainingError` where those of the file in `folder` do not fit."""
+    try:
+        with torch.no_grad():
+            for name, parameter in trained(module).items():
+                parameter.copy_(found.parameters[name])
+        optimizer.load_state_dict(dict(found.optimizer))
+    except _MALFORMED as error:
+        raise _unreadable(folder / FILE, error) from error
+
+
+def _read(path: Path, device: torch.device) -> Checkpoint:
+    try:
+        holds = torch.load(path, map_location=device, weights_only=True)
+        if not isinstance(holds, dict) or holds.get("form") != _FORM:
+            raise TrainingError(f"{path} is no checkpoint of this version; remove it to start again")
+        return Checkpoint(dict(holds["run"]), int(holds["step"]), float(holds["seconds"]), dict(holds["parameters"]),
+                          dict(holds["optimizer"]), Curve.of(holds["curve"]))  # fmt: skip
+    except _MALFORMED as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> TrainingError:
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+    return TrainingError(f"{path} cannot be read; remove it to start again ({reason})")
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:

@@ -251,10 +251,7 @@ class _Run:
         found = files.load(self._folder, self._name, self._device)
         if found is None:
             return
-        with torch.no_grad():
-            for name, parameter in trained(self._recipe.module).items():
-                parameter.copy_(found.parameters[name])
-        self._optimizer.load_state_dict(dict(found.optimizer))
+        files.restore(self._folder, found, self._recipe.module, self._optimizer)
         self._points, self._evaluations = list(found.curve.points), list(found.curve.evaluations)
         self._step = found.step
         self._begin -= found.seconds

@@ -33,6 +33,11 @@ class Plan:
     evaluate_every: int
     autocast: str  # of the machine that it began on
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All counts; none is below 1."""
+        return self.texts, self.steps, self.evaluate_every
+
     def write(self, folder: Path) -> None:
         """Writes `plan.json`."""
         text = json.dumps(asdict(self), indent=2) + "\n"
@@ -46,7 +51,10 @@ def read_plan(folder: Path, run: Mapping[str, Any]) -> Plan | None:
         return None
     try:
         found = Plan(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        Autocast(found.autocast)
+        if not isinstance(found.run, dict) or not all(type(n) is int and n > 0 for n in found.numbers):
+            raise ValueError("its values are none of a plan's")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read ({error}): remove the folder to start again") from None
     for name in dict.fromkeys((*run, *found.run)):
         if run.get(name) != found.run.get(name):
