@@ -27,7 +27,7 @@ from outrider.models.eagle_head import EagleHead
 from outrider.models.head_cache import CachedHead, Entries, Guesses
 from outrider.models.heads import EagleConfig, read_head
 from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config
-from outrider.train.texts import Batch
+from outrider.train.texts import Batch, Text
 
 STEPS = 3
 THREE = Unrolling(STEPS)
@@ -189,6 +189,17 @@ def test_chains_stop_at_random_in_training_alone() -> None:
     assert recipe.judge(batch).counts.tolist() != full.judge(batch).counts.tolist()
     recipe.module.eval()
     assert torch.equal(recipe.judge(batch).hits, full.judge(batch).hits)
+
+
+def test_steps_beyond_the_end_of_every_answer_are_of_nothing() -> None:
+    recipe = recipe_of(unrolling=Unrolling(5))
+    texts = [Text((3, 1, 4), (1, 5), 0.0, "made"), Text((9, 2), (6,), 0.0, "made")]
+    found = recipe.judge(with_random_features(len(recipe.taps), texts))
+    assert found.counts.tolist() == [3, 1, 0, 0, 0]
+    found.loss.backward()  # type: ignore[no-untyped-call]
+    assert all(
+        parameter.grad is not None for parameter in recipe.module.parameters() if parameter.requires_grad
+    )
 
 
 def test_a_forward_in_half_precision_is_near() -> None:

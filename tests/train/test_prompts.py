@@ -120,6 +120,11 @@ def test_prompts_go_through_the_template_where_there_is_one(tmp_path: Path) -> N
     assert list(short.tokens) == plain.encode("<user>hi>"), "the longer one is left out"
 
 
+def test_a_prompt_of_a_single_token_is_left_out(tmp_path: Path) -> None:
+    asked = read_prompts([written(tmp_path, "a.jsonl", {"prompt": "h"}, {"prompt": "hi"})])
+    assert [len(prompt.tokens) for prompt in render(asked, byte_tokenizer(), 99)] == [2]
+
+
 def test_what_comes_to_the_same_tokens_is_one_prompt(tmp_path: Path) -> None:
     """Else one spelling could be trained on and the other be held out."""
     asked = read_prompts(

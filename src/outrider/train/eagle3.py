@@ -120,6 +120,9 @@ class Eagle3Recipe:
         states = self.head.fuse(batch.features[texts, entries])
         steps: list[Step] = []
         for j in range(self.steps):
+            if not len(texts):  # every answer ended before
+                steps.append(Step(texts, entries + 1, states, self._matrix))
+                continue
             attend = attention.guessed if steps else attention.certain
             thoughts = self.head(batch.tokens[texts, entries + 1 + j], states, entries + j, attend)
             rows = about_answers(batch.answered, texts, entries + 2 + j)

@@ -18,6 +18,7 @@ Message = Mapping[str, str]
 
 LEAST_PROMPTS = 24
 """Fewer leave nothing to train on beside what is held out."""
+_LEAST_TOKENS = 2  # a draft below fewer has no hidden state to go by
 _HELD_OUT_SHARE = 16  # one prompt in so many is held out ...
 _MOST_HELD_OUT = 96  # ... up to this number
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
@@ -61,7 +62,8 @@ def read_prompts(paths: Sequence[Path]) -> list[Asked]:
 
 
 def render(asked: Sequence[Asked], tokenizer: Tokenizer, most_tokens: int) -> list[Prompt]:
-    """The conversations through the chat template, as raw text for a model without one; long ones are left out.
+    """The conversations through the chat template, as raw text for a model without one; those of too many tokens, or
+    of a single one, are left out.
 
     Those that come to the same tokens are one prompt: what is held out must not be trained on in another spelling.
     """
@@ -71,7 +73,7 @@ def render(asked: Sequence[Asked], tokenizer: Tokenizer, most_tokens: int) -> li
             tokens = tokenizer.encode("\n\n".join(message["content"] for message in one.messages))
         else:
             tokens = tokenizer.chat(one.messages).token_ids
-        if 0 < len(tokens) <= most_tokens:
+        if _LEAST_TOKENS <= len(tokens) <= most_tokens:
             prompts.setdefault(tuple(tokens), Prompt(tuple(tokens), one.source))
     return list(prompts.values())
 
