@@ -70,6 +70,8 @@ def test_json_is_one_object(outrider, target: str, prompts: list[str], tmp_path:
     ("arguments", "says"),
     [
         (["--layers", "0,x"], "--layers takes whole numbers"),
+        (["--memory", "nan"], "--memory must be 0 GB or more, not nan"),
+        (["--memory=-1"], "--memory must be 0 GB or more, not -1"),
         (["--num-heads", "3"], "num_heads is a setting of medusa"),
         (["--budget", "tomorrow"], "budget must be a time like 15m"),
         (["--loss-fn", "mse"], "loss_fn must be one of kl_div"),

@@ -220,6 +220,16 @@ def test_a_plan_of_other_content_is_named(
         run(target, settings)
 
 
+@pytest.mark.parametrize("place", ["head", "head/training", "answers"])
+def test_what_stands_in_the_way_is_named(
+    target: str, settings: TrainSettings, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text("a file")
+    with pytest.raises(ConfigError, match=r"cannot be written \(.*\): choose another --output or --answers"):
+        run(target, replace(settings, answers=tmp_path / "answers" if place == "answers" else None))
+
+
 def few_prompts(settings: TrainSettings) -> TrainSettings:
     path = settings.output.with_name("few.txt")
     path.write_text("one\ntwo\n")

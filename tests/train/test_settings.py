@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,14 @@ def test_what_is_no_time_is_named(text: str) -> None:
         ({"method": "eagle3", "layers": (0,)}, "layers is a setting of draft_model"),
         ({"method": "eagle3", "draft_vocab_size": 0}, "draft_vocab_size must be from 1"),
         ({"method": "eagle3", "ttt_steps": 99}, "ttt_steps must be from 1 to 16, not 99"),
+        ({"method": "eagle3", "target_layer_ids": (1, 2, 1)}, "target_layer_ids must be distinct, not [1, 2, 1]"),
+        ({"method": "eagle3", "target_layer_ids": (-1, 2)}, "target_layer_ids must name layers from 0, not [-1, 2]"),
+        ({"method": "draft_model", "layers": ()}, "layers must name layers from 0, not []"),
         ({"method": "eagle3", "lm_head": "mine"}, "lm_head must be one of own, target"),
     ],
 )  # fmt: skip
 def test_a_shape_that_cannot_be_is_named(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
         DraftShape(**given)
 
 
@@ -56,6 +60,8 @@ def test_a_shape_that_cannot_be_is_named(given: dict[str, Any], says: str) -> No
         ({"most_new": 0}, "most_new must be at least 1"),
         ({"forms": ("speculator",)}, "form must be one of eagle3, speculators, not 'speculator'"),
         ({"forms": ("medusa",)}, "form must be one of eagle3, speculators"),
+        ({"seed": -1}, "seed must be from 0"),
+        ({"seed": 1 << 70}, "seed must be from 0 to 4294967295, not"),
         ({"budget": 60.0, "steps": 5}, "budget and steps both say"),
     ],
 )  # fmt: skip

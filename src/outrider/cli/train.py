@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -110,13 +111,19 @@ def _settings(method: str, prompts: tuple[Path, ...], output: Path, given: dict[
         steps=given["steps"], answer_tokens=given["answer_tokens"], answers=given["answers"],
         most_new=given["max_new_tokens"], most_prompt=given["max_prompt_tokens"],
         learning_rate=given["learning_rate"], batch_tokens=given["batch_tokens"], seed=given["seed"],
-        forms=given["forms"], device=given["device"], memory=int(given["memory"] * 1e9),
+        forms=given["forms"], device=given["device"], memory=_bytes(given["memory"]),
     )  # fmt: skip
 
 
 def _command() -> tuple[str, ...]:
     """The command line with paths cut to their names: it goes into files that are passed on."""
     return ("outrider", *(Path(word).name if os.sep in word else word for word in sys.argv[1:]))
+
+
+def _bytes(gigabytes: float) -> int:
+    if not 0 <= gigabytes < math.inf:
+        raise ConfigError(f"--memory must be 0 GB or more, not {gigabytes:g}")
+    return int(gigabytes * 1e9)
 
 
 def _numbers(flag: str, text: str | None) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -40,6 +41,7 @@ from outrider.train.texts import Text
 _ANSWER_SHARE = 0.33  # of a budget
 _PROOF_SHARE = 0.1
 _RATES = {"eagle3": 1e-3, "medusa": 1e-3, "draft_model": 5e-4}
+_IN_THE_WAY = (errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 _HELD_OUT_MEMORY = 1 << 30
 
 
@@ -76,7 +78,14 @@ def train_draft(
     `ConfigError` before anything is written where files, target or machine do not allow it, and `TrainingError` where
     training fails.
     """
-    return _Job(llm, source, settings, observer, world).run(command)
+    try:
+        return _Job(llm, source, settings, observer, world).run(command)
+    except OSError as error:
+        if error.errno not in _IN_THE_WAY:
+            raise
+        raise ConfigError(
+            f"{error.filename} cannot be written ({error.strerror}): choose another --output or --answers"
+        ) from error
 
 
 class _Job:

@@ -13,6 +13,7 @@ from outrider.train.output import Output
 
 METHODS = tuple(FORMS)
 LOSS_NAMES = ("kl_div", "ce", "tv", "lk_hybrid")  # of `train.losses`, which takes torch to import
+_SEED_LIMIT = 1 << 32
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -57,6 +58,13 @@ class DraftShape:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise ConfigError(f"{name} must be from 1 to {most}, not {value}")
+        for name in ("target_layer_ids", "layers"):
+            value = getattr(self, name)
+            if value is not None and (not value or min(value) < 0):
+                raise ConfigError(f"{name} must name layers from 0, not {list(value)}")
+        taps = self.target_layer_ids or ()
+        if len(set(taps)) < len(taps):
+            raise ConfigError(f"target_layer_ids must be distinct, not {list(taps)}")
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,8 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        if not 0 <= self.seed < _SEED_LIMIT:
+            raise ConfigError(f"seed must be from 0 to {_SEED_LIMIT - 1}, not {self.seed}")
         for form in self.forms:
             check_form(self.shape.method, form)
         if self.budget is not None and self.steps is not None:
