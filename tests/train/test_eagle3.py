@@ -231,6 +231,19 @@ def test_files_hold_the_head(form: str, tmp_path: Path) -> None:
     check_files(tmp_path / "head", recipe.trained(torch.bfloat16))
 
 
+@pytest.mark.parametrize("form", ["eagle3", "speculators"])
+@pytest.mark.parametrize(
+    "change",
+    [{"family": "qwen3", "qk_norm": True}, {"family": "qwen2", "qkv_bias": True}, {"family": "mistral"},
+     {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "tied_head": False}],
+    ids=["qwen3", "qwen2", "mistral", "every bias"],
+)  # fmt: skip
+def test_a_head_for_any_target_can_be_written(form: str, change: dict[str, object], tmp_path: Path) -> None:
+    recipe = recipe_of(eagle3_config(replace(TARGET, **change), (1, 2, 3), len(MAP)))  # type: ignore[arg-type]
+    recipe.write(tmp_path / "head", form, torch.float64)
+    check_files(tmp_path / "head", recipe.trained(torch.float64))
+
+
 def test_unknown_forms_and_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="form must be one of eagle3, speculators, not 'eagel3'; did you mean"

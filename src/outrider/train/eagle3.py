@@ -51,8 +51,14 @@ class Unrolling:
 
 
 def eagle3_config(target: Arch, taps: tuple[int, ...], draft_vocab: int) -> EagleConfig:
-    """A head of one layer like the target's, in the shape that trains best here (EAGLE-3.1's norms)."""
-    layer = replace(target, layers=1, qkv_bias=False, output_bias=False, mlp_bias=False, tied_head=False)
+    """A head of one layer of the target's sizes, in the shape that trains best here (EAGLE-3.1's norms).
+
+    The layer is Llama's whatever the target's family is: what others add, every loader of heads knows another way.
+    """
+    layer = replace(
+        target, family="llama", layers=1, qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False,
+        tied_head=False,
+    )  # fmt: skip
     return EagleConfig(True, layer, target.hidden, draft_vocab, taps=taps, fc_norm=True, norm_output=True,
                        norm_before_residual=True)  # fmt: skip
 
