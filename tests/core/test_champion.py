@@ -89,6 +89,17 @@ def test_every_row_of_a_vocabulary_is_pruned_for_one_token() -> None:
         assert (found[0].tolist(), found[1].tobytes()) == scored_in_full(row, key, 1)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_lowest_number_there_is_may_be_near_the_peak(dtype: type) -> None:
+    """As where a mask is made of it: no number of the row is below."""
+    values = np.full(50_000, -np.inf, dtype=dtype)
+    values[::25], values[7] = np.finfo(dtype).min, 0.0
+    row = scaled(values, 1e308)
+    found = champions(row, hash_key(3, 1, 0), 2)
+    assert found is not None
+    assert (found[0].tolist(), found[1].tobytes()) == scored_in_full(row, hash_key(3, 1, 0), 2)
+
+
 def test_equal_scores_go_to_the_lowest_column(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.core.champion.gumbels", lambda key, ids: np.zeros(ids.size))
     found = champions(scaled(np.zeros(5000, dtype=np.float32), 1.0), hash_key(1, 2, 3), 3)

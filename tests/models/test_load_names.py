@@ -95,6 +95,8 @@ def test_damaged_folders_are_named(folder: Path):
     assert "rms_norm_eps must be a finite number above 0, not nan" in message_of(str(folder))
     (folder / "config.json").write_text("{")
     assert "config.json: is not JSON" in message_of(str(folder))
+    (folder / "config.json").write_text("[" * 100_000)
+    assert "config.json: is not JSON" in message_of(str(folder))
     (folder / "config.json").write_text("[]")
     assert "must hold a JSON object" in message_of(str(folder))
 

@@ -57,7 +57,9 @@ def _near_peak(row: ScaledRow) -> tuple[Ids, float]:
     near = (row.raw >= floor).nonzero()[0]
     if near.size > _MANY:
         return near[:_MANY], 0.0
-    return near, row.scaled(float(np.nextafter(floor, floor.dtype.type(-np.inf))))
+    with np.errstate(over="ignore"):  # the number below the lowest is -inf
+        below = np.nextafter(floor, floor.dtype.type(-np.inf))
+    return near, row.scaled(float(below))
 
 
 def _least_hash(noise: float) -> int:

@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(f"{path}: is missing: give the folder of a whole model") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: is not JSON ({error}): download the file again") from None
     if not isinstance(found, dict):
         raise ModelLoadError(
