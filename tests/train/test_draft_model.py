@@ -90,6 +90,16 @@ def draft(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("arch", list(VARIANTS.values()), ids=list(VARIANTS))
+def test_a_forward_in_half_precision_is_near(arch: Arch, tmp_path: Path) -> None:
+    folder = save_target(tmp_path / "target", arch)
+    recipe, batch = recipe_of(folder), spoken_texts(opened(folder))
+    whole = recipe.judge(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = recipe.judge(batch)
+    torch.testing.assert_close(half.losses, whole.losses, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("arch", list(VARIANTS.values()), ids=list(VARIANTS))
 @pytest.mark.parametrize("token_map", [MAP, None], ids=["part", "all"])
 def test_what_is_trained_is_what_drafts(arch: Arch, token_map: torch.Tensor | None, tmp_path: Path) -> None:
     """The rows of a padded batch under training are those of the decoder that the written folder makes."""

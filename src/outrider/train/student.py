@@ -37,7 +37,8 @@ class _Attention(nn.Module):
         joint = _joint(x, self.q_proj, self.k_proj, self.v_proj).view(*x.shape[:2], -1, arch.head_dim)
         queries, keys, values = torch.split(joint, [arch.heads, arch.kv_heads, arch.kv_heads], dim=2)
         if arch.qk_norm:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
+            wide = self.q_norm.weight.dtype  # products of an autocast forward are narrower
+            queries, keys = self.q_norm(queries.to(wide)), self.k_norm(keys.to(wide))
         queries, keys = rotate(queries, cos, sin).to(values), rotate(keys, cos, sin).to(values)
         read = F.scaled_dot_product_attention(
             queries.transpose(1, 2),
