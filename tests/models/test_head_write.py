@@ -208,7 +208,7 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     def full(*args: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("outrider.models.head_formats.write.save_file", full)
+    monkeypatch.setattr("outrider.models.new_folder.save_file", full)
     with pytest.raises(ModelLoadError, match="No space left on device"):
         write_head(head, tmp_path / "written", "medusa")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "given"]

@@ -22,8 +22,8 @@ from outrider.drafters.model_measure import fits, kept_by_model
 from outrider.models.heads import Head
 
 _LOG = logging.getLogger(__name__)
-_SOUND = 0.5  # a head whose first guess is kept this often is read as it was trained
-_HOPELESS = 0.1
+_SOUND = 0.3  # a head whose first guess is kept this often is worth its load, however it is read
+_HOPELESS = 0.1  # of first guesses: such a head is hardly trained, and no reading of it tells anything
 _CLEARLY = 3.0  # standard errors by which another reading must be better
 _LEAST_GAIN = 0.02  # and by this share of guesses
 _MOST_CHANGES = 3
@@ -86,7 +86,7 @@ class HeadReport:
         if self.compared and self.acceptance.by_position[0] < _HOPELESS:
             return (
                 f"head {self.head!r} keeps {self.acceptance.by_position[0]:.2f} of its first guesses and no other "
-                "reading of its files helps: use a head that was trained for this target"
+                "reading of its files helps: train it longer, or use a head that was trained for this target"
             )
         return None
 
@@ -208,13 +208,14 @@ class _Check:
         reading, kept = self.reading, self.kept
         changes: list[Change] = []
         while len(changes) < _MOST_CHANGES:
-            found = self._best(reading, kept)
-            if found is None:
+            best = self._best(reading, kept)
+            if best is None:
                 break
-            reading, change, kept = found
+            reading, change, kept = best
             changes.append(change)
-        better = BetterReading(tuple(changes), _acceptance(kept, reading)) if changes else None
-        return replace(report, compared=True, better=better)
+        found = _acceptance(kept, reading)
+        worth = changes and found.by_position[0] >= _HOPELESS
+        return replace(report, compared=True, better=BetterReading(tuple(changes), found) if worth else None)
 
     def _best(self, reading: Reading, kept: Kept) -> tuple[Reading, Change, Kept] | None:
         """The reading one change away that keeps most, where it clearly keeps more."""
