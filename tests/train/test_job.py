@@ -251,6 +251,10 @@ def finished_output(settings: TrainSettings) -> TrainSettings:
             lambda s: replace(s, shape=SHAPES["medusa"], forms=("medusa",)),
             "form 'medusa' has no place for a draft vocabulary",
         ),
+        (
+            lambda s: replace(s, shape=replace(s.shape, target_layer_ids=(0, 1, 99))),
+            "--target-layer-ids: layer 99 is not one of the target's, 0 to 3",
+        ),
         (lambda s: replace(s, most_new=128), "answers of 128 tokens fill the context of 128"),
         (lambda s: replace(s, shape=replace(s.shape, target_layer_ids=None)), "no early, middle and late one"),
     ],

@@ -92,10 +92,14 @@ def train(
     with world(device) as joined:
         observer = Narration(sys.stderr if as_json else sys.stdout)
         begin = time.monotonic()
-        report = train_draft(
-            llm, resolve(model), replace(settings, device=device), observer, world=joined,
-            command=_command(),
-        )  # fmt: skip
+        try:
+            report = train_draft(
+                llm, resolve(model), replace(settings, device=device), observer, world=joined,
+                command=_command(),
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            print("interrupted: the same command goes on from here", file=sys.stderr)
+            raise
         if report is not None:
             _tell(report, time.monotonic() - begin, as_json)
 

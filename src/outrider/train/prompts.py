@@ -112,8 +112,12 @@ def _rank(prompt: Prompt) -> str:
 def _read(path: Path) -> Iterator[Asked]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file of prompts: check the path") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as prompts ({error}): check the path") from None
+        raise ConfigError(
+            f"{path}: cannot be read as prompts ({error}): give a text or .jsonl file"
+        ) from None
     if path.suffix not in (".jsonl", ".json"):
         for _, line in _lines(text):
             yield Asked(_single(line.strip()), path.name)

@@ -82,10 +82,21 @@ def default_taps(arch: Arch) -> tuple[int, ...]:
     return (2, arch.layers // 2, arch.layers - 3)
 
 
+def _taps(shape: DraftShape, arch: Arch) -> tuple[int, ...]:
+    if shape.target_layer_ids is None:
+        return default_taps(arch)
+    wrong = [layer for layer in shape.target_layer_ids if not 0 <= layer <= arch.layers]
+    if wrong:
+        raise ConfigError(
+            f"--target-layer-ids: layer {wrong[0]} is not one of the target's, 0 to {arch.layers}"
+        )
+    return shape.target_layer_ids
+
+
 def _eagle3(setup: RecipeSetup) -> Recipe:
     shape, target = setup.shape, setup.target
     size = target.arch.vocab_size if setup.token_map is None else len(setup.token_map)
-    config = eagle3_config(target.arch, shape.target_layer_ids or default_taps(target.arch), size)
+    config = eagle3_config(target.arch, _taps(shape, target.arch), size)
     unrolling = Unrolling(shape.ttt_steps or _TTT_STEPS, shape.loss_fn)
     return Eagle3Recipe(
         config, target.weights, unrolling, num_layers=target.arch.layers, output=Output(shape.lm_head),
