@@ -30,7 +30,8 @@ _ENGINE = (
     click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads of the CPU to use."),
 )  # fmt: skip
 _SPECULATION = (
-    click.option("--method", metavar="A[,B]", help=f"Drafter: {', '.join(BUILT_IN_METHODS)}, auto, a package's, or a list of them."),
+    click.option("--method", metavar="A[,B]",
+                 help=f"Drafter: {', '.join(BUILT_IN_METHODS)}, auto, a package's own, or a list of them."),
     click.option("--num-speculative-tokens", type=int, metavar="K", help="Tokens drafted per round."),
     click.option("--draft-model", "-md", metavar="MODEL",
                  help="The draft model, or the folder or hub id of a head for medusa, eagle, eagle3."),
