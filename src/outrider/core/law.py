@@ -100,12 +100,11 @@ class Drawn:
     source: Floats | NodeLaw
 
     def __post_init__(self) -> None:
-        if isinstance(self.source, NodeLaw):
-            self.source.settle()  # a draft outlives the rows it was drawn from
+        _settle(self.source)
 
     @property
     def probs(self) -> Floats:  # [vocab]
-        return self.source.probs if isinstance(self.source, NodeLaw) else self.source
+        return _probs_of(self.source)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +117,21 @@ class DrawnWithoutReplacement:
     source: Floats | NodeLaw
 
     def __post_init__(self) -> None:
-        if isinstance(self.source, NodeLaw):
-            self.source.settle()  # a draft outlives the rows it was drawn from
+        _settle(self.source)
 
     @property
     def probs(self) -> Floats:  # [vocab]
-        return self.source.probs if isinstance(self.source, NodeLaw) else self.source
+        return _probs_of(self.source)
+
+
+def _settle(source: Floats | NodeLaw) -> None:
+    """Keeps a law beyond the row that it was read from: a draft outlives the rows it was drawn from."""
+    if isinstance(source, NodeLaw):
+        source.settle()
+
+
+def _probs_of(source: Floats | NodeLaw) -> Floats:  # [vocab]
+    return source.probs if isinstance(source, NodeLaw) else source
 
 
 Law = PointMass | Drawn | DrawnWithoutReplacement
