@@ -28,7 +28,7 @@ from outrider.models.head_cache import CachedHead, Entries, Guesses
 from outrider.models.heads import EagleConfig, Head, MedusaConfig
 from outrider.models.medusa_head import MedusaHeads, untrained_head
 from outrider.testing.toy import ToyTarget
-from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config
+from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config, initial_head
 from outrider.train.texts import Text, batch_of
 
 HIDDEN, LAYERS, VOCAB = 32, 6, 7
@@ -99,7 +99,10 @@ def spoken(rule: Rule, count: int = 48, length: int = 20) -> list[CalibrationTex
 def trained(target: RuledTarget, rule: Rule, steps: int) -> Head:
     """An EAGLE-3 head of the target's own shape after this many steps on texts of the rule."""
     config = replace(eagle3_config(target.arch, (1, 3, 5), VOCAB), fc_norm=False)
-    recipe = Eagle3Recipe(config, target.token_weights(), Unrolling(3), num_layers=LAYERS)
+    weights = target.token_weights()
+    recipe = Eagle3Recipe(
+        initial_head(config, weights, None, seed=0), weights, Unrolling(3), num_layers=LAYERS
+    )
     texts = spoken(rule)
     features = features_of(target, texts, recipe.taps)
     batch = batch_of([Text(t.tokens[: t.start], t.tokens[t.start :], 0.0, "rule") for t in texts], features)

@@ -26,7 +26,7 @@ from outrider.models.arch import Arch, RopeScaling
 from outrider.models.eagle_head import EagleHead
 from outrider.models.head_cache import CachedHead, Entries, Guesses
 from outrider.models.heads import EagleConfig, read_head
-from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config
+from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config, initial_head
 from outrider.train.texts import Batch, Text
 
 STEPS = 3
@@ -45,7 +45,8 @@ by_config = pytest.mark.parametrize(
 def recipe_of(config: EagleConfig = MODERN, unrolling: Unrolling = THREE,
               dtype: torch.dtype = torch.float64) -> Eagle3Recipe:  # fmt: skip
     token_map = MAP if config.draft_vocab < VOCAB else None
-    return Eagle3Recipe(config, WEIGHTS, unrolling, num_layers=LAYERS, token_map=token_map, dtype=dtype)
+    head = initial_head(config, WEIGHTS, token_map, seed=0)
+    return Eagle3Recipe(head, WEIGHTS, unrolling, num_layers=LAYERS, dtype=dtype)
 
 
 def shaken(recipe: Eagle3Recipe) -> Eagle3Recipe:
@@ -173,7 +174,7 @@ def test_a_pattern_is_learnt_and_drafted_from_the_files(tmp_path: Path) -> None:
 
 def test_chains_stop_at_random_in_training_alone() -> None:
     """Those that go on say what they would have said among all others."""
-    recipe = shaken(recipe_of(unrolling=Unrolling(STEPS, going_on=0.5)))
+    recipe = shaken(recipe_of(unrolling=Unrolling(STEPS, retention=0.5)))
     batch, full = some_batch(recipe), shaken(recipe_of())
     whole = full.unroll(batch)
     torch.manual_seed(1)
@@ -253,5 +254,5 @@ def test_unknown_forms_and_settings_are_refused(tmp_path: Path) -> None:
         recipe_of(unrolling=Unrolling(loss="kl"))
     with pytest.raises(ConfigError, match="ttt_steps must be at least 1, not 0"):
         Unrolling(0)
-    with pytest.raises(ConfigError, match="going_on must be above 0 and at most 1, not 2"):
-        Unrolling(going_on=2)
+    with pytest.raises(ConfigError, match="retention must be above 0 and at most 1, not 2"):
+        Unrolling(retention=2)

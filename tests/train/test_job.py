@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import namedtuple
 from collections.abc import Callable
@@ -11,16 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
-from tiny_target import save_target
+from tiny_target import ARCH, save_target
 
 from outrider import LLM, SamplingParams
 from outrider.core.records import SpeculationStats
 from outrider.errors import ConfigError
+from outrider.models.eagle_shapes import fresh_head
+from outrider.models.head_formats.write import write_head
 from outrider.models.load import resolve
 from outrider.train import answers
 from outrider.train.curve import Curve, Evaluation, TrainPoint
 from outrider.train.distributed import ALONE
+from outrider.train.eagle3 import eagle3_config
 from outrider.train.estimate import Estimate
 from outrider.train.job import Report, train_draft
 from outrider.train.live import Live
@@ -173,6 +178,25 @@ def test_runs_share_answers(target: str, settings: TrainSettings, tmp_path: Path
     assert "answered" not in heard.said
 
 
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_training_goes_on_from_a_trained_head(
+    target: str, settings: TrainSettings, tmp_path: Path, method: str
+) -> None:
+    first = replace(settings, shape=SHAPES[method], answers=tmp_path / "answers")
+    trained = run(target, first)
+    shape = DraftShape(method, ttt_steps=first.shape.ttt_steps)
+    later = replace(
+        first, shape=shape, output=tmp_path / "later", start_from=str(first.output), batch_tokens=150
+    )
+    again = run(target, later)
+    begin, end = again.curve.evaluations[0], trained.curve.evaluations[-1]
+    assert begin.step == 0
+    assert begin.overlaps == pytest.approx(end.overlaps, abs=0.005), "what was learnt is there, in bfloat16"
+    assert begin.overlaps[0] > trained.curve.evaluations[0].overlaps[0]
+    found = json.loads((later.output / "provenance.json").read_text())
+    assert re.fullmatch("[0-9a-f]{64}", found["settings"]["start_from"])
+
+
 def marks_changed(folder: Path, **marks: Any) -> None:
     path = folder / "target.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **marks}))
@@ -236,6 +260,14 @@ def few_prompts(settings: TrainSettings) -> TrainSettings:
     return replace(settings, prompts=(path,))
 
 
+def start_of_another_method(settings: TrainSettings) -> TrainSettings:
+    folder = settings.output.with_name("other")
+    shape = SHAPES["eagle3"]
+    config = eagle3_config(ARCH, shape.target_layer_ids or (), 16)
+    write_head(fresh_head(config, seed=0, token_map=torch.arange(16)), folder, "eagle3")
+    return replace(settings, shape=DraftShape("medusa"), start_from=str(folder))
+
+
 def finished_output(settings: TrainSettings) -> TrainSettings:
     settings.output.mkdir()
     (settings.output / "config.json").write_text("{}")
@@ -255,6 +287,7 @@ def finished_output(settings: TrainSettings) -> TrainSettings:
             lambda s: replace(s, shape=replace(s.shape, target_layer_ids=(0, 1, 99))),
             "--target-layer-ids: layer 99 is not one of the target's, 0 to 3",
         ),
+        (start_of_another_method, "is a head for method 'eagle3', not 'medusa'"),
         (lambda s: replace(s, most_new=128), "answers of 128 tokens fill the context of 128"),
         (lambda s: replace(s, shape=replace(s.shape, target_layer_ids=None)), "no early, middle and late one"),
     ],

@@ -24,7 +24,7 @@ from outrider.core.records import EMPTY_DRAFT, Budget, Context
 from outrider.drafters.medusa import MedusaDrafter
 from outrider.errors import ConfigError, ModelLoadError
 from outrider.models.heads import MedusaConfig, read_head
-from outrider.models.medusa_head import MedusaHeads
+from outrider.models.medusa_head import MedusaHeads, untrained_head
 from outrider.train.medusa import MedusaRecipe
 from outrider.train.output import Output
 from outrider.train.texts import Batch
@@ -39,9 +39,8 @@ by_output = pytest.mark.parametrize("output", Output)
 def recipe_of(config: MedusaConfig = CUT, output: Output = Output.OWN, loss: str = "kl_div",
               dtype: torch.dtype = torch.float64) -> MedusaRecipe:  # fmt: skip
     token_map = MAP if config.draft_vocab < VOCAB else None
-    return MedusaRecipe(
-        config, WEIGHTS, num_layers=LAYERS, loss=loss, output=output, token_map=token_map, dtype=dtype
-    )
+    head = untrained_head(config, WEIGHTS, token_map)
+    return MedusaRecipe(head, WEIGHTS, num_layers=LAYERS, loss=loss, output=output, dtype=dtype)
 
 
 def shaken(recipe: MedusaRecipe) -> MedusaRecipe:

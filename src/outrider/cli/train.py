@@ -26,12 +26,16 @@ _SHAPE = (
     click.option("--target-layer-ids", metavar="I,I,I", help="eagle3: layers of the target whose inputs are read."),
     click.option("--loss-fn", default="kl_div", show_default=True, metavar="NAME", help="kl_div, ce, tv, lk_hybrid."),
     click.option("--ttt-steps", type=int, metavar="N", help="eagle3: unrolled steps. draft_model: guesses judged."),
+    click.option("--ttt-retention", type=float, metavar="X",
+                 help="eagle3: share of the chains of a step that are unrolled further; below 1 steps are cheaper."),
     click.option("--num-heads", type=int, metavar="N", help="medusa: heads."),
+    click.option("--num-layers", type=int, metavar="N", help="medusa: residual blocks of a head."),
     click.option("--lm-head", default="target", show_default=True, metavar="NAME",
                  help="eagle3, medusa: speak through the target's rows, or through own ones that are trained."),
     click.option("--layers", metavar="I,I", help="draft_model: the target's layers that the student is made of."),
 )  # fmt: skip
 _RUN = (
+    click.option("--start-from", metavar="DIR", help="eagle3, medusa: a trained head to go on from."),
     click.option("--budget", metavar="TIME", help="Time for everything, such as 15m, 90s or 1h30m."),
     click.option("--epochs", type=float, default=3.0, show_default=True, help="Passes over the answers."),
     click.option("--steps", type=int, metavar="N", help="Training steps, instead of a budget."),
@@ -107,10 +111,11 @@ def train(
 def _settings(method: str, prompts: tuple[Path, ...], output: Path, given: dict[str, Any]) -> TrainSettings:
     shape = DraftShape(
         method, given["draft_vocab_size"], _numbers("--target-layer-ids", given["target_layer_ids"]), given["loss_fn"],
-        given["ttt_steps"], given["num_heads"], given["lm_head"], _numbers("--layers", given["layers"]),
+        given["ttt_steps"], given["ttt_retention"], given["num_heads"], given["num_layers"], given["lm_head"],
+        _numbers("--layers", given["layers"]),
     )  # fmt: skip
     return TrainSettings(
-        shape=shape, prompts=prompts, output=output,
+        shape=shape, prompts=prompts, output=output, start_from=given["start_from"],
         budget=None if given["budget"] is None else seconds_of(given["budget"]), epochs=given["epochs"],
         steps=given["steps"], answer_tokens=given["answer_tokens"], answers=given["answers"],
         most_new=given["max_new_tokens"], most_prompt=given["max_prompt_tokens"],

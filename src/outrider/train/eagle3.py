@@ -40,12 +40,14 @@ class Unrolling:
     ttt_steps: int = 5
     loss: str = "kl_div"
     decay: float = 0.8  # what a step's loss weighs against that of the step before
-    going_on: float = 1.0  # share of the chains of a step that are unrolled further while the head is trained
+    retention: float = (
+        1.0  # share of the chains of a step that are unrolled further while the head is trained
+    )
 
     def __post_init__(self) -> None:
         if self.ttt_steps < 1:
             raise ConfigError(f"ttt_steps must be at least 1, not {self.ttt_steps}")
-        for name in ("decay", "going_on"):
+        for name in ("decay", "retention"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
 
@@ -92,23 +94,23 @@ class Eagle3Recipe:
 
     method = "eagle3"
 
-    def __init__(self, config: EagleConfig, weights: TokenWeights, unrolling: Unrolling = Unrolling(), *,
-                 num_layers: int, output: Output = Output.OWN, token_map: torch.Tensor | None = None, seed: int = 0,
-                 target: str | None = None, dtype: torch.dtype = torch.float32,
+    def __init__(self, head: Head, weights: TokenWeights, unrolling: Unrolling = Unrolling(), *, num_layers: int,
+                 output: Output = Output.OWN, target: str | None = None, dtype: torch.dtype = torch.float32,
                  device: torch.device | str = "cpu") -> None:  # fmt: skip
-        """`num_layers`: the target's; `target`: its name, for the files. Raises `ConfigError` on an unknown loss, and
-        `ModelLoadError` where `config` does not fit the target."""
-        head = initial_head(config, weights, token_map, seed=seed)
+        """`head`: what training starts from, `initial_head` or a trained one; `num_layers`: the target's; `target`: its
+        name, for the files. Raises `ConfigError` on an unknown loss, and `ModelLoadError` where `head` does not fit the
+        target."""
+        self._start = head
         self.head = EagleHead(head, weights, num_layers=num_layers, dtype=dtype, device=device)
         if output is Output.TARGET:
             self.head.lm_head.requires_grad_(False)
         self.taps = tuple(dict.fromkeys((*self.head.taps, num_layers)))
         self.steps = unrolling.ttt_steps
         self._last = self.taps.index(num_layers)
-        law = DraftLaw(weights, token_map, dtype=dtype, device=device)
-        self._going_on = unrolling.going_on
+        law = DraftLaw(weights, head.token_map, dtype=dtype, device=device)
+        self._retention = unrolling.retention
         self._measure = Measure(law, loss_named(unrolling.loss), unrolling.decay)
-        self._config, self._token_map, self._target = config, token_map, target
+        self._target = target
 
     @property
     def module(self) -> nn.Module:
@@ -133,8 +135,8 @@ class Eagle3Recipe:
             thoughts = self.head(batch.tokens[texts, entries + 1 + j], states, entries + j, attend)
             rows = about_answers(batch.answered, texts, entries + 2 + j)
             steps.append(Step(texts[rows], entries[rows] + 1, thoughts.spoken[rows], self._matrix))
-            if self.head.training and self._going_on < 1:
-                rows = rows[torch.rand(len(rows)) < self._going_on]
+            if self.head.training and self._retention < 1:
+                rows = rows[torch.rand(len(rows)) < self._retention]
             texts, entries, states = texts[rows], entries[rows], thoughts.states[rows]
             attention.keep(rows)
         return steps
@@ -142,7 +144,8 @@ class Eagle3Recipe:
     def trained(self, dtype: torch.dtype) -> Head:
         """The head as it is now."""
         tensors = {name: tensor.to("cpu", dtype) for name, tensor in self.head.tensors().items()}
-        return Head(self._config, tensors, self._token_map, name="trained EAGLE-3 head")
+        own = {**self._start.tensors, **tensors}  # an embedding of its own is not trained
+        return replace(self._start, tensors=own, name="trained EAGLE-3 head", findings=())
 
     def write(self, folder: Path, form: str, dtype: torch.dtype = torch.bfloat16) -> None:
         """See `Recipe.write`."""

@@ -36,6 +36,7 @@ from outrider.train.provenance import Provenance, TargetMarks
 from outrider.train.recipe import Recipe
 from outrider.train.recipes import TrainTarget, check_vocabulary, recipe_for
 from outrider.train.settings import TrainSettings
+from outrider.train.start import Start
 from outrider.train.texts import Text
 
 _ANSWER_SHARE = 0.33  # of a budget
@@ -97,6 +98,8 @@ class _Job:
         self._llm, self._settings, self._observer, self._world = llm, settings, observer, world
         self._begin = time.monotonic()
         self._target: TappedTarget = tapped(llm.target)
+        named, method = settings.start_from, settings.shape.method
+        self._start = None if named is None else Start.read(named, method)
         self._marks = TargetMarks.of(source.name, llm.tokenizer)
         self._train_target = TrainTarget(
             source, load_arch(source), self._target.token_weights(), llm.tokenizer.eos_token_ids
@@ -150,6 +153,7 @@ class _Job:
             **named,
             "target": vars(self._marks),
             "prompts": file_hashes(settings.prompts),
+            "start_from": self._start_hash,
         }
         plain: dict[str, Any] = json.loads(json.dumps(found))
         return plain
@@ -160,7 +164,7 @@ class _Job:
         recipe = self._recipe(asked)
         found = estimate(settings, prompts, recipe, len(recipe.taps) * self._target.hidden_size)
         check_room(found, settings.output)
-        check_vocabulary(settings, self._target.vocab_size)
+        check_vocabulary(settings, self._target.vocab_size, self._start)
         return found
 
     def _answers(self, answering: Answering, plan: Plan | None) -> Answers:
@@ -172,10 +176,7 @@ class _Job:
         return answering.read(plan)
 
     def _recipe(self, texts: Sequence[Text]) -> Recipe:
-        settings = self._settings
-        return recipe_for(
-            settings.shape, self._train_target, texts, seed=settings.seed, device=settings.device
-        )
+        return recipe_for(self._settings, self._train_target, texts, self._start)
 
     def _plan(self, recipe: Recipe, texts: Features, held_out: HeldOut, run: Mapping[str, Any]) -> Plan:
         settings = self._settings
@@ -233,7 +234,7 @@ class _Job:
             **report.live.figures(report.offline),
         }
         shown = {**vars(settings.shape), "learning_rate": self._learning_rate, "batch_tokens": settings.batch_tokens,
-                 "seed": settings.seed, "most_new": settings.most_new}  # fmt: skip
+                 "seed": settings.seed, "most_new": settings.most_new, "start_from": self._start_hash}  # fmt: skip
         provenance = Provenance(
             command, self._marks, file_hashes(settings.prompts), json.loads(json.dumps(shown)), figures
         )
@@ -242,6 +243,10 @@ class _Job:
         finished = settings.work / "finished"
         for file in sorted(finished.iterdir(), key=lambda path: path.name == "config.json"):
             os.replace(file, settings.output / file.name)
+
+    @property
+    def _start_hash(self) -> str | None:
+        return None if self._start is None else self._start.sha256
 
     @property
     def _learning_rate(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from outrider.core.records import TokenWeights
 from outrider.models.head_formats.write import write_head
 from outrider.models.heads import Head, MedusaConfig
-from outrider.models.medusa_head import MedusaHeads, untrained_head
+from outrider.models.medusa_head import MedusaHeads
 from outrider.train.forms import check_form
 from outrider.train.guesses import Measure, Step, about_answers, judged
 from outrider.train.losses import loss_named
@@ -29,22 +30,23 @@ class MedusaRecipe:
 
     method = "medusa"
 
-    def __init__(self, config: MedusaConfig, weights: TokenWeights, *, num_layers: int, loss: str = "kl_div",
-                 decay: float = 0.8, output: Output = Output.OWN, token_map: torch.Tensor | None = None,
-                 target: str | None = None, dtype: torch.dtype = torch.float32,
-                 device: torch.device | str = "cpu") -> None:  # fmt: skip
-        """`num_layers`: the target's; `decay`: what a head's loss weighs against that of the head before; `target`:
-        its name, for the files. Raises `ConfigError` on an unknown loss, and `ModelLoadError` where `config` does not
-        fit the target."""
-        head = untrained_head(config, weights, token_map)
+    def __init__(self, head: Head, weights: TokenWeights, *, num_layers: int, loss: str = "kl_div",
+                 decay: float = 0.8, output: Output = Output.OWN, target: str | None = None,
+                 dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:  # fmt: skip
+        """`head`: what training starts from, `untrained_head` or trained ones; `num_layers`: the target's; `decay`:
+        what a head's loss weighs against that of the head before; `target`: its name, for the files. Raises
+        `ConfigError` on an unknown loss, and `ModelLoadError` where `head` does not fit the target."""
+        config = head.config
+        assert isinstance(config, MedusaConfig), "a set of Medusa heads"
+        self._start = head
         self.heads = MedusaHeads(head, weights, dtype=dtype, device=device)
         if output is Output.TARGET:
             for index in range(config.heads):
                 self.heads.output(index).requires_grad_(False)
         self.taps, self.steps = (num_layers,), config.heads
-        law = DraftLaw(weights, token_map, dtype=dtype, device=device)
+        law = DraftLaw(weights, head.token_map, dtype=dtype, device=device)
         self._measure = Measure(law, loss_named(loss), decay)
-        self._config, self._token_map, self._target, self._output = config, token_map, target, output
+        self._target, self._output = target, output
 
     @property
     def module(self) -> nn.Module:
@@ -71,9 +73,14 @@ class MedusaRecipe:
         """The heads as they are now."""
         tensors = {name: tensor.to("cpu", dtype) for name, tensor in self.heads.tensors().items()}
         if self._output is Output.TARGET:
+            outputs = {
+                f"heads.{index}.out.weight": tensors[f"heads.{index}.out.weight"]
+                for index in range(self.steps)
+            }
             shared = tensors["heads.0.out.weight"]
-            tensors |= {f"heads.{index}.out.weight": shared for index in range(self.steps)}
-        return Head(self._config, tensors, self._token_map, name="trained Medusa heads")
+            if all(torch.equal(output, shared) for output in outputs.values()):
+                tensors |= dict.fromkeys(outputs, shared)  # is written once
+        return replace(self._start, tensors=tensors, name="trained Medusa heads", findings=())
 
     def write(self, folder: Path, form: str, dtype: torch.dtype = torch.bfloat16) -> None:
         """See `Recipe.write`. Raises `ModelLoadError` where that has no place for a

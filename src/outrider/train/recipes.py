@@ -10,15 +10,18 @@ import torch
 from outrider.core.records import TokenWeights
 from outrider.errors import ConfigError
 from outrider.models.arch import Arch
+from outrider.models.head_fit import check_head
 from outrider.models.heads import MedusaConfig
 from outrider.models.load import ModelSource, load_state
+from outrider.models.medusa_head import untrained_head
 from outrider.train.draft_model import DraftModelRecipe
-from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config
+from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config, initial_head
 from outrider.train.losses import loss_named
 from outrider.train.medusa import MedusaRecipe
 from outrider.train.output import Output
 from outrider.train.recipe import Recipe
 from outrider.train.settings import DraftShape, TrainSettings
+from outrider.train.start import Start
 from outrider.train.student import initialised
 from outrider.train.student_files import StudentFiles
 from outrider.train.texts import Text
@@ -26,7 +29,7 @@ from outrider.train.vocabulary import draft_vocabulary
 
 _DRAFT_VOCAB = {"eagle3": 6144, "medusa": 4096, "draft_model": 8192}
 _TTT_STEPS = 5
-_MEDUSA_HEADS = 4
+_MEDUSA_HEADS, _MEDUSA_LAYERS = 4, 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,20 +52,43 @@ class RecipeSetup:
     seed: int
     device: str
 
+    @property
+    def draft_vocab(self) -> int:
+        """Tokens that the draft speaks."""
+        return self.target.arch.vocab_size if self.token_map is None else len(self.token_map)
+
 
 def recipe_for(
-    shape: DraftShape, target: TrainTarget, texts: Sequence[Text], *, seed: int, device: str = "cpu"
+    settings: TrainSettings, target: TrainTarget, texts: Sequence[Text], start: Start | None
 ) -> Recipe:
-    """The untrained draft. Raises `ConfigError` where the shape does not fit the target."""
-    size, token_map = _draft_vocab(shape, target.arch.vocab_size), None
-    if size < target.arch.vocab_size:
-        token_map = draft_vocabulary(texts, size, target.arch.vocab_size, always=target.eos_token_ids)
-    return _MAKERS[shape.method](RecipeSetup(shape, target, token_map, seed, device))
+    """The draft before its first step: fresh, or `start`, which brings its own vocabulary.
+
+    Raises `ConfigError` where the shape does not fit the target, `PairError` or `ModelLoadError` where `start` does
+    not.
+    """
+    token_map = _token_map(settings.shape, target, texts) if start is None else start.head.token_map
+    setup = RecipeSetup(settings.shape, target, token_map, settings.seed, settings.device)
+    if settings.shape.method == "draft_model":
+        return _draft_model(setup)
+    if start is not None:
+        arch = target.arch
+        check_head(start.head, vocab_size=arch.vocab_size, hidden_size=arch.hidden, num_layers=arch.layers)
+    return _HEADS[settings.shape.method](setup, start)
 
 
-def check_vocabulary(settings: TrainSettings, vocab_size: int) -> None:
+def _token_map(shape: DraftShape, target: TrainTarget, texts: Sequence[Text]) -> torch.Tensor | None:
+    size, whole = _draft_vocab(shape, target.arch.vocab_size), target.arch.vocab_size
+    return draft_vocabulary(texts, size, whole, always=target.eos_token_ids) if size < whole else None
+
+
+def check_vocabulary(settings: TrainSettings, vocab_size: int, start: Start | None) -> None:
     """Raises `ConfigError` on a form to export to that has no place for the draft vocabulary."""
-    if "medusa" in settings.forms and _draft_vocab(settings.shape, vocab_size) < vocab_size:
+    cut = (
+        _draft_vocab(settings.shape, vocab_size) < vocab_size
+        if start is None
+        else start.head.token_map is not None
+    )
+    if "medusa" in settings.forms and cut:
         raise ConfigError(
             f"form 'medusa' has no place for a draft vocabulary: export to 'medusa_vllm', or give --draft-vocab-size "
             f"{vocab_size}"
@@ -93,26 +119,31 @@ def _taps(shape: DraftShape, arch: Arch) -> tuple[int, ...]:
     return shape.target_layer_ids
 
 
-def _eagle3(setup: RecipeSetup) -> Recipe:
+def _eagle3(setup: RecipeSetup, start: Start | None) -> Recipe:
     shape, target = setup.shape, setup.target
-    size = target.arch.vocab_size if setup.token_map is None else len(setup.token_map)
-    config = eagle3_config(target.arch, _taps(shape, target.arch), size)
-    unrolling = Unrolling(shape.ttt_steps or _TTT_STEPS, shape.loss_fn)
+    if start is None:
+        config = eagle3_config(target.arch, _taps(shape, target.arch), setup.draft_vocab)
+        head = initial_head(config, target.weights, setup.token_map, seed=setup.seed)
+    else:
+        head = start.head
+    unrolling = Unrolling(shape.ttt_steps or _TTT_STEPS, shape.loss_fn, retention=shape.ttt_retention or 1.0)
     return Eagle3Recipe(
-        config, target.weights, unrolling, num_layers=target.arch.layers, output=Output(shape.lm_head),
-        token_map=setup.token_map, seed=setup.seed, target=target.source.name, device=setup.device,
+        head, target.weights, unrolling, num_layers=target.arch.layers, output=Output(shape.lm_head),
+        target=target.source.name, device=setup.device,
     )  # fmt: skip
 
 
-def _medusa(setup: RecipeSetup) -> Recipe:
+def _medusa(setup: RecipeSetup, start: Start | None) -> Recipe:
     shape, target = setup.shape, setup.target
-    size = target.arch.vocab_size if setup.token_map is None else len(setup.token_map)
-    config = MedusaConfig(
-        shape.num_heads or _MEDUSA_HEADS, 1, target.arch.hidden, target.arch.vocab_size, size
-    )
+    if start is None:
+        heads, layers = shape.num_heads or _MEDUSA_HEADS, shape.num_layers or _MEDUSA_LAYERS
+        config = MedusaConfig(heads, layers, target.arch.hidden, target.arch.vocab_size, setup.draft_vocab)
+        head = untrained_head(config, target.weights, setup.token_map)
+    else:
+        head = start.head
     return MedusaRecipe(
-        config, target.weights, loss=shape.loss_fn, num_layers=target.arch.layers, output=Output(shape.lm_head),
-        token_map=setup.token_map, target=target.source.name, device=setup.device,
+        head, target.weights, loss=shape.loss_fn, num_layers=target.arch.layers, output=Output(shape.lm_head),
+        target=target.source.name, device=setup.device,
     )  # fmt: skip
 
 
@@ -127,8 +158,4 @@ def _draft_model(setup: RecipeSetup) -> Recipe:
     )  # fmt: skip
 
 
-_MAKERS: Mapping[str, Callable[[RecipeSetup], Recipe]] = {
-    "eagle3": _eagle3,
-    "medusa": _medusa,
-    "draft_model": _draft_model,
-}
+_HEADS: Mapping[str, Callable[[RecipeSetup, Start | None], Recipe]] = {"eagle3": _eagle3, "medusa": _medusa}

@@ -13,6 +13,7 @@ from outrider.train.output import Output
 
 METHODS = tuple(FORMS)
 LOSS_NAMES = ("kl_div", "ce", "tv", "lk_hybrid")  # of `train.losses`, which takes torch to import
+_GOING_ON = ("eagle3", "medusa")
 _SEED_LIMIT = 1 << 32
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -29,7 +30,9 @@ class DraftShape:
     target_layer_ids: tuple[int, ...] | None = None  # eagle3: layers whose inputs are read
     loss_fn: str = "kl_div"
     ttt_steps: int | None = None  # eagle3: unrolled steps; draft_model: positions it is judged at
+    ttt_retention: float | None = None  # eagle3: share of the chains of a step that are unrolled further
     num_heads: int | None = None  # medusa
+    num_layers: int | None = None  # medusa: residual blocks of a head
     lm_head: str = "target"  # eagle3, medusa: speak through the target's rows, or through `own` ones
     layers: tuple[int, ...] | None = None  # draft_model: the target's layers that the student is made of
 
@@ -47,17 +50,22 @@ class DraftShape:
         for name, owners in (
             ("target_layer_ids", ("eagle3",)),
             ("ttt_steps", ("eagle3", "draft_model")),
+            ("ttt_retention", ("eagle3",)),
             ("num_heads", ("medusa",)),
+            ("num_layers", ("medusa",)),
             ("layers", ("draft_model",)),
         ):
             if getattr(self, name) is not None and self.method not in owners:
                 raise ConfigError(
                     f"{name} is a setting of {' and '.join(owners)}, not of {self.method}: remove it"
                 )
-        for name, most in (("draft_vocab_size", 1 << 20), ("ttt_steps", 16), ("num_heads", 16)):
+        for name, most in (("draft_vocab_size", 1 << 20), ("ttt_steps", 16), ("num_heads", 16),
+                           ("num_layers", 16)):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise ConfigError(f"{name} must be from 1 to {most}, not {value}")
+        if self.ttt_retention is not None and not 0 < self.ttt_retention <= 1:
+            raise ConfigError(f"ttt_retention must be above 0 and at most 1, not {self.ttt_retention}")
         for name in ("target_layer_ids", "layers"):
             value = getattr(self, name)
             if value is not None and (not value or min(value) < 0):
@@ -74,6 +82,7 @@ class TrainSettings:
     shape: DraftShape
     prompts: tuple[Path, ...]
     output: Path
+    start_from: str | None = None  # eagle3, medusa: a trained head to go on from
     budget: float | None = None  # seconds for everything; None: until the steps are done
     epochs: float = 3.0  # passes over the answers, where neither budget nor steps say how long
     steps: int | None = None
@@ -101,10 +110,22 @@ class TrainSettings:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
         if not 0 <= self.seed < _SEED_LIMIT:
             raise ConfigError(f"seed must be from 0 to {_SEED_LIMIT - 1}, not {self.seed}")
+        self._check_start()
         for form in self.forms:
             check_form(self.shape.method, form)
         if self.budget is not None and self.steps is not None:
             raise ConfigError("budget and steps both say how long training takes: give one of the two")
+
+    def _check_start(self) -> None:
+        if self.start_from is None:
+            return
+        if self.shape.method not in _GOING_ON:
+            raise ConfigError(
+                f"start_from goes on from a head of {' or '.join(_GOING_ON)}, not for {self.shape.method}: remove it"
+            )
+        for name in ("draft_vocab_size", "target_layer_ids", "num_heads", "num_layers"):
+            if getattr(self.shape, name) is not None:
+                raise ConfigError(f"{name} is that of the head that start_from names: remove it")
 
     @property
     def work(self) -> Path:
