@@ -27,9 +27,9 @@ from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.errors import ConfigError, GenerationError, ModelLoadError, ParameterError
 from outrider.intake import Intake, Limits, Prompt, as_params, as_prompts
 from outrider.models.heads import Head
-from outrider.models.load import load, resolve
+from outrider.models.load import check_run, load, resolve
 from outrider.models.placement import spare_torch
-from outrider.pairing import load_draft, load_head
+from outrider.pairing import check_draft, load_draft, load_head
 from outrider.stream import Delta, TextStream
 from outrider.text import Tokenizer, load_tokenizer
 
@@ -54,8 +54,8 @@ class LLM:
     def __init__(self, model: str, *, target: str = "auto", dtype: str = "auto", device: str = "cpu",
                  activations: str = "auto", threads: int | None = None,
                  speculative_config: SpeculativeSettings = None) -> None:  # fmt: skip
-        config = SpeculativeConfig.of(speculative_config)
-        check_methods(config)
+        config = _checked(speculative_config)
+        check_run(target, dtype=dtype, device=device, activations=activations, threads=threads)
         source = resolve(model)
         loaded = load(
             source, target=target, dtype=dtype, device=device, activations=activations, threads=threads
@@ -78,7 +78,7 @@ class LLM:
                 f"from_model wraps a loaded transformers model, not {type(hf_model).__name__}: load it first, or name "
                 "it in LLM(model)"
             )
-        config = SpeculativeConfig.of(speculative_config)
+        config = _checked(speculative_config)
         held = (
             tokenizer
             if isinstance(tokenizer, Tokenizer)
@@ -92,7 +92,7 @@ class LLM:
     ) -> LLM:
         """Joins a target and a tokenizer that are loaded already."""
         llm = cls.__new__(cls)
-        llm._join(target, tokenizer, SpeculativeConfig.of(speculative_config), None)
+        llm._join(target, tokenizer, _checked(speculative_config), None)
         return llm
 
     def with_speculation(self, speculative_config: SpeculativeSettings) -> LLM:
@@ -306,6 +306,14 @@ def _eos_ids(hf_model: Any) -> tuple[int, ...]:
     if ids is None:
         return ()
     return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def _checked(settings: SpeculativeSettings) -> SpeculativeConfig:
+    """The settings, refused where that can be told without a model. Raises `ConfigError`."""
+    config = SpeculativeConfig.of(settings)
+    check_methods(config)
+    check_draft(config)
+    return config
 
 
 def _fitting(config: SpeculativeConfig, target: TargetModel) -> SpeculativeConfig:

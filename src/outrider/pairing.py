@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from outrider.config import SpeculativeConfig
+from outrider.config import AUTO, MODEL_METHODS, SpeculativeConfig
 from outrider.core.protocols import TappedTarget, TargetModel
 from outrider.errors import ConfigError, ModelLoadError, PairError
 from outrider.models.borrowed import is_borrowing, read_borrowing
 from outrider.models.borrowed_load import MappedModel, load_borrowing
 from outrider.models.heads import Head, read_head
-from outrider.models.load import ModelSource, load, resolve
+from outrider.models.load import ModelSource, check_run, device_named, load, resolve
+from outrider.models.native_matrices import FORMATS
 from outrider.models.pair import PairVerdict, compare_vocabularies
-from outrider.models.settings import RunSettings
+from outrider.models.settings import DTYPES, RunSettings, check_choice
 from outrider.text import Tokenizer, load_tokenizer
 
 
@@ -23,6 +24,36 @@ def check_pair(target_tokenizer: Tokenizer, target: TargetModel, draft_tokenizer
     return compare_vocabularies(
         target_tokenizer.vocabulary(), draft_tokenizer.vocabulary(), target.vocab_size, draft.vocab_size
     )
+
+
+def check_draft(config: SpeculativeConfig) -> None:
+    """Raises `ConfigError` for what is wrong with a draft's settings whatever the target and its files are."""
+    if "draft_model" in config.methods and config.model is not None and not isinstance(config.model, str):
+        for key in ("draft_dtype", "draft_device", "revision"):
+            if getattr(config, key) is not None:
+                raise ConfigError(f"{key} has no effect on a draft model that is loaded already: remove it")
+    if isinstance(config.model, Head):
+        load_head(config)
+    if not {AUTO, "self_draft", *MODEL_METHODS} & set(config.methods):
+        return  # a package's own method means by them what it likes
+    dtype = config.draft_dtype or "auto"
+    place = device_named("cpu" if config.draft_device is None else config.draft_device, "draft_device")
+    if "draft_model" in config.methods:
+        with _naming_the_dtype():
+            check_run(dtype=dtype, device=str(place))
+    elif config.methods == (AUTO,):
+        check_choice("draft_dtype", dtype, DTYPES)
+    else:
+        check_choice("draft_dtype of a head", dtype, ("auto", *FORMATS))
+
+
+@contextmanager
+def _naming_the_dtype() -> Iterator[None]:
+    """What does not go with a dtype is told by the key that chose it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"speculative_config 'draft_dtype': {error}") from None
 
 
 @contextmanager
@@ -43,9 +74,6 @@ def load_draft(config: SpeculativeConfig, target_tokenizer: Tokenizer, target: T
     target is known by what it borrows.
     """
     if not isinstance(config.model, str):
-        for key in ("draft_dtype", "draft_device", "revision"):
-            if getattr(config, key) is not None:
-                raise ConfigError(f"{key} has no effect on a draft model that is loaded already: remove it")
         return _held_model(config.model)
     source = resolve(config.model, revision=config.revision)
     if is_borrowing(source.path):

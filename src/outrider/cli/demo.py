@@ -70,8 +70,8 @@ def demo(max_tokens: int, as_json: bool, **given: Any) -> int:
     if "method" not in settings and implied_method(settings) == "none":
         settings["method"] = "ngram"
     config = SpeculativeConfig.of(settings)
-    plain = EngineSettings.drafting(_MODEL, given, SpeculativeConfig()).open()
-    drafting = plain.with_speculation(config)
+    drafting = EngineSettings.drafting(_MODEL, given, config).open()
+    plain = drafting.with_speculation(SpeculativeConfig())
     rows = list(_measured(plain, drafting, max_tokens))
     if as_json:
         print_json(_report(rows, drafting))

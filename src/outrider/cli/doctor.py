@@ -31,12 +31,13 @@ def doctor(model: str, as_json: bool, **given: Any) -> None:
     """
     if given["device"] != "cpu":
         raise ConfigError("doctor measures the CPU: leave --device at 'cpu'")
-    llm = EngineSettings.of(model, given).open()
-    with Progress("loading float32 to compare with") as progress:
-        from outrider.doctor import PromptSet, checkup, draft_checkup, question_prompts, reference_of
-        from outrider.models.load import resolve
+    settings = EngineSettings.of(model, given)
+    from outrider.doctor import PromptSet, checkup, draft_checkup, question_prompts, reference_of
+    from outrider.models.load import resolve
 
-        prompts = question_prompts(PromptSet("built-in prompts", tuple(message for _, message in PROMPTS)))
+    prompts = question_prompts(PromptSet("built-in prompts", tuple(message for _, message in PROMPTS)))
+    llm = settings.open()
+    with Progress("loading float32 to compare with") as progress:
         reference = reference_of(resolve(model), llm.target)
         progress.say("measuring")
         found = checkup(llm.target, llm.tokenizer, reference, prompts)

@@ -13,6 +13,7 @@ from outrider.cli.exit_codes import CHECK_FAILED
 from outrider.cli.options import EngineSettings, engine_options
 from outrider.cli.progress import Progress
 from outrider.cli.report import items, placement, print_json
+from outrider.config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
@@ -37,10 +38,14 @@ def inspect(model: str, draft: str | None, as_json: bool, **given: Any) -> int:
             raise click.UsageError(f"{model} is a draft head: give the target first and the head by --draft")
         report = _read_and_describe(model)
     else:
-        llm = EngineSettings.of(model, given).open()
+        settings = EngineSettings.of(model, given)
+        head = draft is not None and _is_head(draft)
+        if draft is not None and not head:
+            _check_settings(draft, given)
+        llm = settings.open()
         report = describe(llm)
         if draft is not None:
-            report["pair"] = (_head_pair if _is_head(draft) else _pair)(llm, draft, given)
+            report["pair"] = (_head_pair if head else _pair)(llm, draft, given)
     if as_json:
         print_json(report)
     else:
@@ -115,6 +120,18 @@ def _family(target: Any) -> str | None:
     return getattr(getattr(getattr(target, "model", None), "config", None), "model_type", None)
 
 
+def _check_settings(draft: str, given: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a dtype or a device that no draft model has."""
+    from outrider.pairing import check_draft
+
+    check_draft(_draft_config(draft, given))
+
+
+def _draft_config(draft: str, given: Mapping[str, Any]) -> SpeculativeConfig:
+    chosen = {key: value for key in ("draft_dtype", "draft_device") if (value := given[key]) is not None}
+    return SpeculativeConfig.of({"method": "draft_model", "model": draft, **chosen})
+
+
 def _pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The verdict on the pair, and where the draft runs; loaded as `draft_dtype` and `draft_device` of an engine."""
     with Progress(f"loading {draft}"):
@@ -138,15 +155,12 @@ def _pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _borrowing_pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The verdict on a target and the layers of a draft that borrows the rest from it."""
-    from outrider.config import SpeculativeConfig
     from outrider.errors import PairError
     from outrider.models.borrowed_load import MappedModel
     from outrider.pairing import load_draft
 
-    chosen = {key: value for key in ("draft_dtype", "draft_device") if (value := given[key]) is not None}
-    config = SpeculativeConfig.of({"method": "draft_model", "model": draft, **chosen})
     try:
-        loaded = load_draft(config, llm.tokenizer, llm.target, given["threads"])
+        loaded = load_draft(_draft_config(draft, given), llm.tokenizer, llm.target, given["threads"])
     except PairError as error:
         return {"verdict": "incompatible", "first_difference": str(error), "draft": None}
     decoder = loaded.decoder if isinstance(loaded, MappedModel) else loaded

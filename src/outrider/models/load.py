@@ -20,7 +20,7 @@ from outrider.models.checkpoint import read_config, read_state, weight_files
 from outrider.models.gguf import GGUFFile
 from outrider.models.malformed import reading
 from outrider.models.native_library import NativeUnavailable, library
-from outrider.models.native_load import load_native
+from outrider.models.native_load import chosen_activations, load_native
 from outrider.models.settings import NATIVE_ONLY, RunSettings, check_choice
 
 _LOG = logging.getLogger(__name__)
@@ -108,6 +108,33 @@ def load_state(source: ModelSource) -> Mapping[str, torch.Tensor]:
         return source.gguf.state() if source.kind is SourceKind.GGUF else read_state(source.path)
 
 
+@dataclass(frozen=True)
+class Run:
+    """How a model is asked to run. `obstacle`: why the compiled decoder is not asked for, None where it is."""
+
+    settings: RunSettings
+    device: torch.device
+    obstacle: str | None
+
+
+def check_run(
+    target: str = "auto", *, dtype: str = "auto", device: str = "cpu", activations: str = "auto",
+    threads: int | None = None, taps: Sequence[int] = (),
+) -> Run:  # fmt: skip
+    """What `load` is asked for. Raises `ConfigError` for all that it refuses whatever the model is."""
+    check_choice("target", target, TARGETS)
+    settings = RunSettings(dtype, activations, threads, taps)
+    place = device_named(device)
+    if dtype == "float16" and place.type == "cpu":
+        raise ConfigError("dtype 'float16' is not supported on the CPU: use 'bfloat16' or 'float32'")
+    obstacle = _obstacle(target, settings, place)
+    if obstacle is None:
+        chosen_activations(activations, dtype)
+    else:
+        _check_without_native(settings, obstacle)
+    return Run(settings, place, obstacle)
+
+
 def load(
     model: str | ModelSource, *, target: str = "auto", dtype: str = "auto", device: str = "cpu",
     activations: str = "auto", threads: int | None = None, taps: Sequence[int] = (),
@@ -122,16 +149,10 @@ def load(
     `threads` are the decoder's own on native (None: one per core), elsewhere those of torch for the whole process.
     Raises `ConfigError` or `ModelLoadError`.
     """
-    check_choice("target", target, TARGETS)
-    settings = RunSettings(dtype, activations, threads, taps)
-    place = device_named(device)
-    if dtype == "float16" and place.type == "cpu":
-        raise ConfigError("dtype 'float16' is not supported on the CPU: use 'bfloat16' or 'float32'")
-    obstacle = _obstacle(target, settings, place)
-    if obstacle is not None:
-        _check_without_native(settings, obstacle)
+    run = check_run(target, dtype=dtype, device=device, activations=activations, threads=threads, taps=taps)
+    settings = run.settings
     source = resolve(model) if isinstance(model, str) else model
-    if obstacle is None:
+    if run.obstacle is None:
         try:
             return _load_native(source, settings)
         except (NativeUnavailable, UnsupportedArchitecture) as error:
@@ -144,7 +165,7 @@ def load(
         torch.set_num_threads(threads)
     if target != "hf":
         try:
-            return _load_torch(source, settings, place)
+            return _load_torch(source, settings, run.device)
         except UnsupportedArchitecture as error:
             if target != "auto":
                 raise
