@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from outrider.models.shipped import PLACE
+
 
 def save_head(folder, vocab_size: int, hidden_size: int) -> None:
     """Three Medusa heads in the v1 form, though their config speaks of two."""
@@ -45,3 +47,16 @@ def test_inspect_judges_a_head_by_the_sizes_of_the_target(
     assert pair["draft"]["heads"] == 3
     assert (pair["acceptance"] is None) == bool(code)
     assert not code or "a vocabulary of 255 tokens, the target has 256" in pair["first_difference"]
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a target"])
+def test_lines_fit_110_columns_and_keep_names_beside_their_figures(outrider, target, beside: bool) -> None:
+    head = str(PLACE / "smollm2-135m" / "eagle3")
+    arguments = ("inspect", "toy", "--draft", head) if beside else ("inspect", head)
+    lines = outrider(*arguments).out.splitlines()
+    report = json.loads(outrider(*arguments, "--json").out)
+    told = (report["pair"]["draft"] if beside else report)["layer"]
+    assert max(map(len, lines)) <= 110
+    for name in ("hidden", "rope_theta", "max_positions"):
+        assert any(f"{name} {told[name]}" in line for line in lines)
+    assert sum(line.startswith(" ") for line in lines) > 1, "what does not fit goes on below"

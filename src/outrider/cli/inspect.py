@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,9 @@ from outrider.config import SpeculativeConfig
 if TYPE_CHECKING:
     from outrider.llm import LLM
     from outrider.models.heads import Head
+
+_COLUMNS = 110
+_GLUE = "\u00a0"  # a space that lines are not cut at
 
 
 @click.command()
@@ -200,15 +204,26 @@ def _head_pair(llm: LLM, draft: str, given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _print_table(report: dict[str, Any]) -> None:
-    width = max(map(len, report))
+    indent = max(map(len, report)) + 2
     for name, value in report.items():
-        shown = value
-        if value is None:
-            shown = "-"
-        elif isinstance(value, dict):
-            shown = ", ".join(items(value))
-        elif isinstance(value, list):
-            shown = ("\n" + " " * (width + 2)).join(map(str, value)) or "-"
-        elif isinstance(value, bool):
-            shown = "yes" if value else "no"
-        click.echo(f"{name:<{width}}  {shown}")
+        lines = _lines(value, _COLUMNS - indent)
+        click.echo(f"{name:<{indent}}" + ("\n" + " " * indent).join(lines))
+
+
+def _lines(value: Any, columns: int) -> list[str]:
+    """A value in words, in lines of so many columns; only a longer word, such as a path, sticks out."""
+    if isinstance(value, dict):
+        parts = [", ".join(_glued(item, columns) for item in items(value))]
+    elif isinstance(value, list):
+        parts = [str(each) for each in value]
+    elif isinstance(value, bool):
+        parts = ["yes" if value else "no"]
+    else:
+        parts = ["-" if value is None else str(value)]
+    wrapped = (textwrap.wrap(part, columns, break_long_words=False, break_on_hyphens=False) for part in parts)
+    return [line.replace(_GLUE, " ") for lines in wrapped for line in lines] or ["-"]
+
+
+def _glued(item: str, columns: int) -> str:
+    """An item of a group, kept in one line where it fits."""
+    return item.replace(" ", _GLUE) if len(item) < columns else item
