@@ -16,7 +16,7 @@ import outrider
 from outrider.core.protocols import Chunk
 from outrider.core.tree import TokenTree
 from outrider.errors import ModelLoadError
-from outrider.models.arch import Arch
+from outrider.models.arch import Arch, RopeKind, RopeScaling
 from outrider.models.hf import load_hf
 from outrider.models.load import ModelSource, SourceKind
 from outrider.text import Tokenizer
@@ -58,6 +58,19 @@ def test_an_architecture_becomes_the_configuration_it_was_read_from(family: str)
     arch = Arch.from_config({**model(family).config.to_dict(), "rope_theta": 5e4})
     back = Arch.from_config(config_of(arch).to_dict())
     assert dataclasses.asdict(back) == dataclasses.asdict(arch)
+
+
+def test_linear_scaling_and_biases_of_queries_alone_reach_the_configuration() -> None:
+    from outrider.models.hf_load import config_of
+
+    arch = dataclasses.replace(
+        Arch.from_config(model("llama").config.to_dict()), qkv_bias=True, output_bias=False,
+        rope_scaling=RopeScaling(RopeKind.LINEAR, 4.0),
+    )  # fmt: skip
+    made = config_of(arch)
+    assert made.attention_bias is True, "the bias of the output is then missed when weights are loaded"
+    back = Arch.from_config(made.to_dict())
+    assert (back.rope_scaling, back.rope_theta) == (arch.rope_scaling, arch.rope_theta)
 
 
 def distinct_prompts(tokenizer: Tokenizer) -> list[list[int]]:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from outrider.errors import ModelLoadError
-from outrider.models.arch import Arch, RopeKind
+from outrider.models.arch import Arch
+from outrider.models.arch_config import arch_config
 from outrider.models.load import ModelSource, SourceKind, load_arch, load_state
 
 
@@ -87,26 +88,12 @@ def config_of(arch: Arch) -> Any:
     """The transformers configuration of an architecture that was read from GGUF metadata."""
     from transformers import AutoConfig
 
-    settings: dict[str, Any] = {
-        "num_hidden_layers": arch.layers,
-        "hidden_size": arch.hidden,
-        "intermediate_size": arch.intermediate,
-        "num_attention_heads": arch.heads,
-        "num_key_value_heads": arch.kv_heads,
-        "head_dim": arch.head_dim,
-        "vocab_size": arch.vocab_size,
-        "rms_norm_eps": arch.rms_eps,
-        "tie_word_embeddings": arch.tied_head,
-        "max_position_embeddings": arch.max_positions,
-        "rope_theta": arch.rope_theta,
-        "sliding_window": None,
-        "pad_token_id": None,
-    }
-    scaling = arch.rope_scaling
-    if scaling.kind is not RopeKind.DEFAULT:
-        settings["rope_scaling"] = {"rope_type": scaling.kind.value, "factor": scaling.factor}
-    if arch.family == "llama":
-        settings |= {"attention_bias": arch.qkv_bias, "mlp_bias": arch.mlp_bias}
-    elif arch.family == "qwen3":
-        settings |= {"attention_bias": arch.qkv_bias}
-    return AutoConfig.for_model(arch.family, **settings)
+    settings = {**arch_config(arch), "sliding_window": None, "pad_token_id": None}
+    family = settings.pop("model_type")
+    if settings["rope_scaling"] is None:
+        del settings["rope_scaling"]
+    if family == "qwen2":
+        del settings["attention_bias"], settings["mlp_bias"]
+    else:  # a bias that the file lacks is then missed by its name
+        settings["attention_bias"] = arch.qkv_bias
+    return AutoConfig.for_model(family, **settings)
