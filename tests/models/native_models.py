@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +18,8 @@ from outrider.models.arch import Arch, RopeKind, RopeScaling
 from outrider.models.gguf import GGUFFile
 from outrider.models.native import NativeDecoder
 from outrider.models.native_load import load_native
-from outrider.models.native_weights import matrix_plans, vector_plans
 from outrider.models.settings import RunSettings
+from outrider.testing.random_weights import random_weights
 
 Quant = gguf.GGMLQuantizationType
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
@@ -62,15 +61,8 @@ FORMS = (
 
 
 def weights(arch: Arch = ARCH, seed: int = 1) -> dict[str, torch.Tensor]:
-    """Random weights that keep hidden states near one; norms and biases of their own."""
-    generator = torch.Generator().manual_seed(seed)
-    state = {
-        plan.name: torch.randn(plan.outputs, plan.inputs, generator=generator) / math.sqrt(plan.inputs)
-        for plan in matrix_plans(arch)
-    }
-    for _, _, name, count in vector_plans(arch):
-        state[name] = torch.randn(count, generator=generator) * 0.2 + (0.0 if name.endswith("bias") else 1.0)
-    return state
+    """Random weights, of `ARCH` unless told otherwise."""
+    return random_weights(arch, seed)
 
 
 def build(

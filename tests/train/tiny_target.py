@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import tokenizers
-import torch
 
 from outrider.models.arch import Arch, RopeKind, RopeScaling
 from outrider.models.arch_config import arch_config
-from outrider.models.native_weights import matrix_plans, vector_plans
 from outrider.models.new_folder import write_model
+from outrider.testing.random_weights import random_weights
 
 VOCAB = 256
 ARCH = Arch(
@@ -29,22 +27,10 @@ VARIANTS = {
 }  # fmt: skip
 
 
-def weights(arch: Arch, seed: int) -> dict[str, torch.Tensor]:
-    """Random weights that keep hidden states near one; norms and biases of their own."""
-    made = torch.Generator().manual_seed(seed)
-    state = {
-        plan.name: torch.randn(plan.outputs, plan.inputs, generator=made) / math.sqrt(plan.inputs)
-        for plan in matrix_plans(arch)
-    }
-    for _, _, name, count in vector_plans(arch):
-        state[name] = torch.randn(count, generator=made) * 0.2 + (0.0 if name.endswith("bias") else 1.0)
-    return state
-
-
 def save_target(folder: Path, arch: Arch = ARCH, seed: int = 1) -> str:
     """The folder of a target; equal shapes and seeds have equal weights."""
     folder.mkdir()
-    write_model(folder, arch_config(arch), weights(arch, seed))
+    write_model(folder, arch_config(arch), random_weights(arch, seed))
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     ids = {token: index for index, token in enumerate(letters)}
     tokenizers.Tokenizer(tokenizers.models.BPE(vocab=ids, merges=[])).save(str(folder / "tokenizer.json"))
