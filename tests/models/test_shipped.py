@@ -10,7 +10,7 @@ import torch
 from native_models import ARCH, weights
 
 from outrider.errors import ModelLoadError
-from outrider.models.shipped import ModelIdentity, find_shipped, shipped_drafts, write_identity
+from outrider.models.shipped import PLACE, ModelIdentity, find_shipped, shipped_drafts, write_identity
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.testing.toy import ToyTarget
 
@@ -94,6 +94,21 @@ def test_a_broken_file_is_named(place: Path, file: str, content: str, told: str)
 
 
 def test_an_identity_survives_its_file(place: Path) -> None:
-    stored = json.loads((place / "some-model" / "identity.json").read_text())
-    assert len(stored["tokens"]) == 8
+    path = place / "some-model" / "identity.json"
+    stored = json.loads(path.read_text())
+    assert list(stored) == ["vocab_size", "hidden_size", "num_layers", "tokens", "columns", "values"]
+    embedding = weights(ARCH, 1)["model.embed_tokens.weight"]
+    assert stored["tokens"] == [203 * i // 8 for i in range(8)]
+    torch.testing.assert_close(
+        torch.tensor(stored["values"]), embedding[stored["tokens"]][:, stored["columns"]], atol=1e-5, rtol=0
+    )
     assert ModelIdentity.of(decoder()).is_of(decoder(noise=0.15))
+    stored["tokens"][-1] = 203
+    path.write_text(json.dumps(stored))
+    with pytest.raises(ModelLoadError, match="no identity of a model"):
+        find_shipped(decoder(), place)
+
+
+def test_what_is_shipped_can_be_read() -> None:
+    assert find_shipped(decoder()) is None
+    assert (PLACE / "smollm2-135m" / "identity.json").is_file()

@@ -211,6 +211,12 @@ def test_another_target_is_refused_by_what_differs(draft: Path, tmp_path: Path) 
         assert "draft model 'draft' was trained for 'target'" in message
 
 
+def test_the_sample_in_a_file_is_of_tokens_from_the_first_to_the_last(folder: str, draft: Path) -> None:
+    embedding = opened(folder).token_weights().embedding
+    sample = load_file(draft / "model.safetensors")["embedding_sample"]
+    assert torch.equal(sample, embedding[torch.linspace(0, VOCAB - 1, 64).long()].bfloat16())
+
+
 def test_a_target_in_another_precision_is_known_again(folder: str, draft: Path) -> None:
     found = read_borrowing(draft, "draft")
     for dtype in ("float32", "bfloat16"):

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from outrider.core.records import TokenWeights
 from outrider.errors import ModelLoadError, PairError
 from outrider.models.arch import BORROWING_TYPE, Arch
 from outrider.models.arch_config import arch_config
 from outrider.models.checkpoint import read_config, read_state
+from outrider.models.fingerprint import Fingerprint
 from outrider.models.head_formats.settings import count, section, text
 from outrider.models.head_formats.tensors import HeadTensors
 from outrider.models.head_formats.vocabulary import d2t_of, read_offsets, t2d_of
@@ -29,8 +29,6 @@ from outrider.models.native_weights import matrix_plans, vector_plans
 
 BORROWED = ("embed_tokens", "lm_head")
 _SAMPLED = 64  # rows of the target's embedding that are kept
-# Rounding to four bits leaves rows above 0.98, and the rows of another model are nowhere near.
-_ALIKE = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +41,7 @@ class BorrowingDraft:
 
     arch: Arch
     tensors: Mapping[str, torch.Tensor]
-    embedding_sample: torch.Tensor  # [n, hidden]
+    fingerprint: Fingerprint  # of the target
     token_map: torch.Tensor | None
     target: str
     name: str = ""
@@ -69,20 +67,23 @@ class BorrowingDraft:
                     f"draft model {self.name!r} was trained for {self.target!r}, with {what.format(own)}, and this "
                     f"target has {what.format(theirs)}: use it with {self.target!r}"
                 )
-        found = embedding_sample(weights)
-        alike = float(F.cosine_similarity(found.float(), self.embedding_sample.float()).median())
-        if not alike >= _ALIKE:
+        if not self.fingerprint.is_of(weights):
             raise PairError(
                 f"draft model {self.name!r} was trained for {self.target!r}, and this target has another embedding "
-                f"(cosine {alike:.2f}): use it with {self.target!r}"
+                f"(relative distance {self.fingerprint.distance(weights):.2f}): use it with {self.target!r}"
             )
 
 
-def embedding_sample(weights: TokenWeights) -> torch.Tensor:  # [n, hidden] bfloat16
-    """Rows of a target's embedding, evenly spread: whoever rounds them otherwise is still known by them."""
-    rows = len(weights.embedding)
-    spread = torch.linspace(0, rows - 1, min(_SAMPLED, rows)).long().to(weights.embedding.device)
-    return weights.embedding[spread].to("cpu", torch.bfloat16)
+def fingerprint_of(weights: TokenWeights) -> Fingerprint:
+    """What a draft knows its target again by: whole rows of the embedding, evenly apart."""
+    vocab_size, hidden = weights.embedding.shape
+    return Fingerprint.of(weights, _sampled(vocab_size), range(hidden))
+
+
+def _sampled(vocab_size: int) -> tuple[int, ...]:
+    """The tokens whose rows `embedding_sample` holds, from the first to the last."""
+    spread = torch.linspace(0, vocab_size - 1, min(_SAMPLED, vocab_size)).long()
+    return tuple(spread.tolist())
 
 
 def is_borrowing(folder: Path) -> bool:
@@ -107,7 +108,7 @@ def files_of(draft: BorrowingDraft) -> tuple[dict[str, Any], dict[str, torch.Ten
         "transformer_layer_config": arch_config(draft.arch),
         "torch_dtype": str(draft.tensors["model.norm.weight"].dtype).removeprefix("torch."),
     }
-    tensors = {**draft.tensors, "embedding_sample": draft.embedding_sample}
+    tensors = {**draft.tensors, "embedding_sample": draft.fingerprint.values.to(torch.bfloat16)}
     if draft.token_map is not None:
         tensors |= {"d2t": d2t_of(draft.token_map), "t2d": t2d_of(draft.token_map, draft.arch.vocab_size)}
     return config, tensors
@@ -127,10 +128,10 @@ def _draft(config: Mapping[str, Any], state: Mapping[str, torch.Tensor], name: s
     tensors.take("embedding_sample", min(_SAMPLED, arch.vocab_size), arch.hidden)
     token_map = read_offsets(tensors, rows or arch.vocab_size, arch.vocab_size, [])
     taken = dict(tensors.finish("a draft that borrows from its target"))
-    sample = taken.pop("embedding_sample")
+    known = Fingerprint(_sampled(arch.vocab_size), tuple(range(arch.hidden)), taken.pop("embedding_sample"))
     if token_map is not None:
         token_map = token_map.sort().values
-    return BorrowingDraft(arch, taken, sample, token_map, target or "its target", name)
+    return BorrowingDraft(arch, taken, known, token_map, target or "its target", name)
 
 
 def _own_shapes(arch: Arch) -> dict[str, tuple[int, ...]]:

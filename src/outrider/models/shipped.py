@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from outrider.core.protocols import TappedTarget, TargetModel
 from outrider.errors import ModelLoadError
+from outrider.models.fingerprint import Fingerprint, spread
 from outrider.models.placement import placement_of
 
 PLACE = Path(__file__).parent.parent / "shipped"
@@ -24,41 +25,41 @@ _IDENTITY, _PRESET = "identity.json", "preset.json"
 MODEL_FREE: Mapping[str, Any] = {"method": "suffix"}
 """The best methods without a draft of their own: 1.41x plain on Spec-Bench at temperature 0 (docs/log.md)."""
 _ROWS, _COLUMNS = 8, 64
-_NEAR = 0.25  # relative distance: 4-bit weights are about 0.1 from their origin, other models above 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelIdentity:
-    """What a model is known by: its sizes and some numbers of its embedding, which every precision nearly keeps.
-
-    `values[i]`: the numbers of token `tokens[i]` in `columns`. Models that were trained on from one another may be too
-    near to be told apart; a draft for one is then merely less often right for the other.
-    """
+    """What a model is known by: its sizes and some numbers of its embedding."""
 
     vocab_size: int
     hidden_size: int
     num_layers: int
-    tokens: tuple[int, ...]
-    columns: tuple[int, ...]
-    values: tuple[tuple[float, ...], ...]
+    fingerprint: Fingerprint
 
     @staticmethod
     def of(target: TappedTarget) -> ModelIdentity:
         """Of a loaded target."""
-        tokens = _spread(target.vocab_size, _ROWS)
-        columns = _spread(target.hidden_size, _COLUMNS)
-        values = _numbers(target, tokens, columns)
-        rows = tuple(tuple(round(number, 5) for number in row) for row in values.tolist())
-        return ModelIdentity(target.vocab_size, target.hidden_size, target.num_layers, tokens, columns, rows)
+        tokens, columns = spread(target.vocab_size, _ROWS), spread(target.hidden_size, _COLUMNS)
+        found = Fingerprint.of(target.token_weights(), tokens, columns)
+        return ModelIdentity(target.vocab_size, target.hidden_size, target.num_layers, found)
 
     def is_of(self, target: TappedTarget) -> bool:
         """Whether this is the target's, in whatever precision it was loaded."""
         sizes = (target.vocab_size, target.hidden_size, target.num_layers)
-        if sizes != (self.vocab_size, self.hidden_size, self.num_layers):
-            return False
-        mine = torch.tensor(self.values)
-        theirs = _numbers(target, self.tokens, self.columns)
-        return bool((mine - theirs).norm() <= _NEAR * mine.norm())
+        same = sizes == (self.vocab_size, self.hidden_size, self.num_layers)
+        return same and self.fingerprint.is_of(target.token_weights())
+
+    def plain(self) -> dict[str, Any]:
+        """In terms of JSON."""
+        found = self.fingerprint
+        return {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_layers": self.num_layers,
+            "tokens": list(found.tokens),
+            "columns": list(found.columns),
+            "values": [[round(number, 5) for number in row] for row in found.values.tolist()],
+        }
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def auto_settings(shipped: ShippedDrafts | None, target: TargetModel) -> Mapping
 def write_identity(target: TappedTarget, folder: Path) -> None:
     """Writes what a folder of drafts is found by."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(asdict(ModelIdentity.of(target)))
+    text = json.dumps(ModelIdentity.of(target).plain())
     (folder / _IDENTITY).write_text(text + "\n", encoding="utf-8")
 
 
@@ -117,8 +118,10 @@ def _identity_in(folder: Path) -> ModelIdentity:
     try:
         vocab, hidden, layers = (int(stored[key]) for key in ("vocab_size", "hidden_size", "num_layers"))
         tokens, columns = (tuple(map(int, stored[key])) for key in ("tokens", "columns"))
-        values = tuple(tuple(map(float, row)) for row in stored["values"])
-        return ModelIdentity(vocab, hidden, layers, tokens, columns, values)
+        values = torch.tensor([[float(number) for number in row] for row in stored["values"]])
+        if values.shape != (len(tokens), len(columns)) or max(tokens) >= vocab or max(columns) >= hidden:
+            raise ValueError("its numbers are of other tokens or columns")
+        return ModelIdentity(vocab, hidden, layers, Fingerprint(tokens, columns, values))
     except (LookupError, TypeError, ValueError) as error:
         raise ModelLoadError(
             f"{folder / _IDENTITY}: {error!r} is no identity of a model: write it anew"
@@ -144,14 +147,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise ModelLoadError(f"{path}: must hold a JSON object: install the package anew")
     return stored
-
-
-def _spread(count: int, wanted: int) -> tuple[int, ...]:
-    """Up to `wanted` numbers below `count`, evenly apart."""
-    wanted = min(wanted, count)
-    return tuple(index * count // wanted for index in range(wanted))
-
-
-def _numbers(target: TappedTarget, tokens: tuple[int, ...], columns: tuple[int, ...]) -> torch.Tensor:
-    embedding = target.token_weights().embedding
-    return embedding[list(tokens)][:, list(columns)].to("cpu", torch.float32)

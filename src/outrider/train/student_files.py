@@ -11,7 +11,7 @@ import torch
 
 from outrider.core.records import TokenWeights
 from outrider.models.arch_config import arch_config
-from outrider.models.borrowed import BorrowingDraft, embedding_sample, files_of
+from outrider.models.borrowed import BorrowingDraft, files_of, fingerprint_of
 from outrider.models.load import ModelSource, SourceKind, load_arch
 from outrider.models.new_folder import new_folder, write_model
 from outrider.text.gguf import gguf_tokenizer
@@ -58,8 +58,8 @@ class StudentFiles:
 
     def draft(self, student: Student) -> BorrowingDraft:
         """The student as it is now."""
-        sample = embedding_sample(self.weights)
-        return BorrowingDraft(student.arch, _layers(student), sample, self.token_map, self.source.name)
+        known = fingerprint_of(self.weights)
+        return BorrowingDraft(student.arch, _layers(student), known, self.token_map, self.source.name)
 
     def _write_whole(self, student: Student, path: Path) -> None:
         arch = replace(student.arch, tied_head=load_arch(self.source).tied_head)
