@@ -63,10 +63,8 @@ class RuledTarget(ToyTarget):
         embedding, head = torch.randn(2, VOCAB, HIDDEN, generator=made)
         return TokenWeights(embedding, head / 6, torch.exp(0.7 * torch.randn(HIDDEN, generator=made)), 1e-5)
 
-    def _features(self, texts: Sequence[Sequence[int]]) -> torch.Tensor | None:  # [n, taps, hidden]
-        if not self.taps:
-            return None
-        return torch.stack([torch.stack([self._state(tap, text) for tap in self.taps]) for text in texts])
+    def _states(self, texts: Sequence[Sequence[int]], taps: Sequence[int]) -> torch.Tensor:
+        return torch.stack([torch.stack([self._state(tap, text) for tap in taps]) for text in texts])
 
     def _state(self, tap: int, text: Sequence[int]) -> torch.Tensor:  # [hidden]
         seen = [0, *(text[:-1] if self._late else text)]

@@ -80,6 +80,7 @@ def test_drafting_with_some_layers_leaves_no_trace(name: str) -> None:
     wanted = score(target, PROMPT, TREE)
     for layers in ((0,), (1, 2), (0, 2), (0, 1, 2)):
         target.draft_rows([context(PROMPT)], [TREE], layers)
+        target.draft_states([context(PROMPT)], [TREE], layers)
         assert held.config.to_dict() == settings
         assert held.get_submodule(layer_list(held)) is listed
         assert all(layer.keys.shape[-2] == len(PROMPT) - 1 for layer in target._caches[0].store.layers)
@@ -90,6 +91,15 @@ def test_drafting_with_some_layers_leaves_no_trace(name: str) -> None:
     target.extend([Chunk(0, [PROMPT[-1]])])
     assert close(score(target, [*PROMPT, 2], TREE).logits[0], plain(name, [*PROMPT, 2])[-1])
     assert number_of_hooks(held) == 0
+
+
+def test_the_states_of_the_first_layers_are_those_tapped_behind_them(name: str) -> None:
+    target = HfTarget.wrap(model(name), taps=(1, 3))
+    features = score(target, PROMPT, TREE).features
+    assert features is not None
+    for column, layers in enumerate((range(1), range(3))):
+        [states] = target.draft_states([context(PROMPT)], [TREE], layers)
+        assert close(states, features[:, column])
 
 
 def test_an_empty_cache_is_as_empty_after_drafting_with_later_layers(name: str) -> None:

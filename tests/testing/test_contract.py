@@ -80,7 +80,8 @@ class NeverReleases(ToyTarget):
 class ChangesWithWidth(ToyTarget):
     def score(self, contexts: Sequence[Context], drafts: Sequence[Draft]) -> list[Scores]:
         wobble = 1e-9 * max(len(draft) for draft in drafts)
-        return [Scores(scores.logits + wobble) for scores in super().score(contexts, drafts)]
+        found = super().score(contexts, drafts)
+        return [Scores(scores.logits + wobble, scores.features) for scores in found]
 
 
 class WithinTolerance(ChangesWithWidth):

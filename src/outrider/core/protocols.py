@@ -87,7 +87,7 @@ class LayeredTarget(TargetModel, Protocol):
 
     @property
     def num_layers(self) -> int:
-        """Layers that `draft_rows` may choose from."""
+        """Layers that `draft_rows` and `draft_states` may choose from."""
 
     def draft_rows(self, contexts: Sequence[Context], trees: Sequence[TokenTree],
                    layers: Sequence[int]) -> list[torch.Tensor]:  # fmt: skip
@@ -95,6 +95,10 @@ class LayeredTarget(TargetModel, Protocol):
 
         Reads the cache of `context.tokens[:-1]`, writes only scratch beyond it; `score` recomputes every row.
         """
+
+    def draft_states(self, contexts: Sequence[Context], trees: Sequence[TokenTree],
+                     layers: Sequence[int]) -> list[torch.Tensor]:  # fmt: skip
+        """As `draft_rows`, but the hidden states [n + 1, hidden] after the given layers, before the final norm."""
 
 
 @runtime_checkable

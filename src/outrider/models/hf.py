@@ -143,14 +143,25 @@ class HfTarget:
     ) -> list[torch.Tensor]:
         """See `LayeredTarget.draft_rows`. Raises `ConfigError` naming a class that cannot run some of its layers."""
         self._scored = {}
-        return [self._draft_rows(context, tree, layers) for context, tree in zip(contexts, trees)]
+        return [self._layers(context, tree, layers)[0] for context, tree in zip(contexts, trees)]
+
+    @torch.no_grad()
+    def draft_states(
+        self, contexts: Sequence[Context], trees: Sequence[TokenTree], layers: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """See `LayeredTarget.draft_states`. Raises as `draft_rows`."""
+        self._scored = {}
+        return [self._layers(context, tree, layers)[1] for context, tree in zip(contexts, trees)]
 
     @cached_property
     def _layer_list(self) -> LayerList | None:
         """Where the model keeps its layers: a walk over all its modules, so it is looked for once."""
         return LayerList.of_model(self.model, self.num_layers)
 
-    def _draft_rows(self, context: Context, tree: TokenTree, layers: Sequence[int]) -> torch.Tensor:
+    def _layers(
+        self, context: Context, tree: TokenTree, layers: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [n + 1, vocab] of some layers, and the hidden states [n + 1, hidden] that they end in."""
         name = type(self.model).__name__
         found = self._layer_list
         if found is None:
@@ -161,9 +172,10 @@ class HfTarget:
         assert cache.length == len(context.tokens) - 1, "the cache holds exactly context.tokens[:-1]"
         cache.drop_scratch()
         try:
-            with found.only(layers, self._config):
+            with found.only(layers, self._config), found.states_after(layers[-1]) as states:
                 tokens = [context.tokens[-1], *tree.tokens]
-                return self._run(cache, tokens, self._tree_options(cache, tree))
+                logits = self._run(cache, tokens, self._tree_options(cache, tree))
+            return logits, states[0]
         except (AttributeError, IndexError, KeyError, TypeError) as error:  # its layers depend on each other
             reason = " ".join(str(error).split())
             raise ConfigError(

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -49,3 +50,17 @@ class LayerList:
             setattr(self.holder, self.attribute, self.layers)
             if kinds is not None:
                 config.layer_types = kinds
+
+    @contextmanager
+    def states_after(self, layer: int) -> Iterator[list[torch.Tensor]]:
+        """Collects the hidden states [rows, hidden] that a layer gives in the forwards inside, of one text each."""
+        states: list[torch.Tensor] = []
+
+        def leaving(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            states.append((output if isinstance(output, torch.Tensor) else output[0])[0])
+
+        handle = self.layers[layer].register_forward_hook(leaving)
+        try:
+            yield states
+        finally:
+            handle.remove()

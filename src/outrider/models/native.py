@@ -121,6 +121,17 @@ class NativeDecoder:
 
     def commit(self, results: Sequence[RoundResult]) -> None:
         """See `TargetModel.commit`. Keeping a run of first rows costs nothing; other paths are moved."""
+    def draft_states(
+        self, contexts: Sequence[Context], trees: Sequence[TokenTree], layers: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """See `LayeredTarget.draft_states`."""
+        if not contexts:
+            return []
+        segments = self._segments(contexts, trees)
+        chosen, last = np.array(layers, dtype=np.int32), np.array([self.num_layers], dtype=np.int32)
+        states = self._model.forward(segments, chosen, last, self._taps[:0], self._logits[:0])
+        return list(torch.split(torch.from_numpy(states[:, 0]), [len(segment.tokens) for segment in segments]))
+
         for result in results:
             assert result.sequence_id in self._scored, "commit follows a score of the same sequence"
             self._scored.discard(result.sequence_id)

@@ -131,6 +131,17 @@ class TorchDecoder:
         return [logits[segment.first : segment.end] for segment in segments]
 
     @torch.inference_mode()
+    def draft_states(
+        self, contexts: Sequence[Context], trees: Sequence[TokenTree], layers: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """See `LayeredTarget.draft_states`."""
+        if not contexts:
+            return []
+        segments = self._segments(contexts, trees)
+        hidden, _ = self._forward(segments, layers, ())
+        return [hidden[segment.first : segment.end] for segment in segments]
+
+    @torch.inference_mode()
     def commit(self, results: Sequence[RoundResult]) -> None:
         """See `TargetModel.commit`. Keeping a run of first children costs nothing; other paths are gathered."""
         for result in results:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from outrider.core.protocols import Chunk, LayeredTarget, TargetModel
+from outrider.core.protocols import Chunk, LayeredTarget, TappedTarget, TargetModel
 from outrider.core.records import EMPTY_DRAFT, Context, Draft, RoundResult, Scores
 from outrider.core.sampling import SamplingParams
 
@@ -260,4 +260,14 @@ def _layers_leave_no_trace(bench: _Bench) -> None:
     bench.same(bench.rows(context, draft), wanted, "a score after draft_rows and one before")
     (all_layers,) = target.draft_rows([context], [draft.nodes], range(target.num_layers))
     bench.same(all_layers, wanted, "draft_rows of all layers and score")
+    if isinstance(target, TappedTarget):
+        tap = max(1, target.num_layers // 2)
+        target.tap((tap,))
+        [scored] = target.score([context], [draft])
+        assert scored.features is not None, "features of a tapped target"
+        states = scored.features[:, target.taps.index(tap)].clone()
+        bench.same(
+            target.draft_states([context], [draft.nodes], range(tap))[0], states, "draft_states and a tap"
+        )
+        bench.same(bench.rows(context, draft), wanted, "a score after draft_states and one before")
     target.release(context.sequence_id)

@@ -27,7 +27,8 @@ class ToyTarget:
     nothing that another call has overwritten since. `calls` counts the calls by name, and the rows scored.
 
     `taps` are the layers whose features (float32 [n, taps, 16]) `extend` and `score` return. `draft_rows`
-    blurs the logits by `noise_scale` times the share of layers left out.
+    blurs the logits by `noise_scale` times the share of layers left out; `draft_states` of the first layers are the
+    features tapped behind them.
     """
 
     row_invariant = True
@@ -130,17 +131,29 @@ class ToyTarget:
     def draft_rows(self, contexts: Sequence[Context], trees: Sequence[TokenTree],
                    layers: Sequence[int]) -> list[torch.Tensor]:  # fmt: skip
         self.calls["draft_rows"] += 1
+        blur = self._noise_scale * (1.0 - len(set(layers)) / self.num_layers)
+        language = BlurredLanguage(self._language, self.vocab_size, blur, self._seed + 2)
+        return [
+            self._tensor([language(text) for text in texts])
+            for texts in self._drafted(contexts, trees, layers)
+        ]
+
+    def draft_states(self, contexts: Sequence[Context], trees: Sequence[TokenTree],
+                     layers: Sequence[int]) -> list[torch.Tensor]:  # fmt: skip
+        self.calls["draft_states"] += 1
+        return [self._states(texts, (len(layers),))[:, 0] for texts in self._drafted(contexts, trees, layers)]
+
+    def _drafted(
+        self, contexts: Sequence[Context], trees: Sequence[TokenTree], layers: Sequence[int]
+    ) -> list[list[list[int]]]:
+        """The texts of the rows of each draft, for some layers that there are."""
         assert all(0 <= layer < self.num_layers for layer in layers), (
             f"layers {list(layers)} of {self.num_layers}"
         )
-        blur = self._noise_scale * (1.0 - len(set(layers)) / self.num_layers)
-        language = BlurredLanguage(self._language, self.vocab_size, blur, self._seed + 2)
-        rows: list[torch.Tensor] = []
         for context, tree in zip(contexts, trees):
             self._check(context, tree)
             self._scored.pop(context.sequence_id, None)  # the scratch rows of a score are overwritten
-            rows.append(self._tensor([language(text) for text in _texts(context, tree)]))
-        return rows
+        return [_texts(context, tree) for context, tree in zip(contexts, trees)]
 
     def _extend(self, chunk: Chunk) -> torch.Tensor | None:
         self._scored.pop(chunk.sequence_id, None)
@@ -175,12 +188,13 @@ class ToyTarget:
         assert self.max_length is None or longest <= self.max_length, f"{longest} > {self.max_length} tokens"
 
     def _features(self, texts: Sequence[Sequence[int]]) -> torch.Tensor | None:  # [n, taps, hidden]
-        if not self.taps:
-            return None
-        states = [[np.cos(self._thoughts.state(text) * (tap + 1)) for tap in self.taps] for text in texts]
-        return torch.tensor(
-            np.array(states).reshape(len(texts), len(self.taps), _HIDDEN), dtype=torch.float32
-        )
+        return self._states(texts, self.taps) if self.taps else None
+
+    def _states(self, texts: Sequence[Sequence[int]], taps: Sequence[int]) -> torch.Tensor:
+        """What each layer makes of the thoughts after some texts, [n, taps, hidden]."""
+        thoughts = [self._thoughts.state(text) for text in texts]
+        states = [[np.cos(thought * (tap + 1)) for tap in taps] for thought in thoughts]
+        return torch.tensor(np.array(states).reshape(len(texts), len(taps), _HIDDEN), dtype=torch.float32)
 
     def _tensor(self, rows: Sequence[Floats]) -> torch.Tensor:  # [n, vocab]
         return torch.from_numpy(np.stack(rows)).to(self._dtype)
