@@ -217,7 +217,7 @@ int outrider_finish(OutriderModel *model) {
       require(!layer.attention_norm.empty() && !layer.mlp_norm.empty(), "a norm of a layer is not set");
       require(layer.biases[OUTRIDER_GATE].empty() == layer.biases[OUTRIDER_UP].empty(), "gate and up have biases, or neither");
     }
-    if (!model->team) model->team = std::make_unique<Team>(model->shape.threads);
+    if (!model->team) model->team = Team::of(model->shape.threads);
   });
 }
 

@@ -1,4 +1,4 @@
-// Matrices of a caller's own: packed as a model's are, multiplied one at a time by a team of their own.
+// Matrices of a caller's own: packed as a model's are, multiplied one at a time.
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -15,7 +15,7 @@ struct OutriderMatrices {
   int threads;
   Arena arena;
   std::vector<Matrix> all;
-  std::unique_ptr<Team> team;
+  std::shared_ptr<Team> team;
   Inputs inputs;
   struct Thread { std::vector<float> row, tile; };
   std::vector<Thread> own;
@@ -71,7 +71,7 @@ OutriderMatrices *outrider_matrices_create(int32_t activations, int32_t threads,
     made->activations = (OutriderActivations)activations;
     made->threads = threads;
     made->own.resize(threads);
-    made->team = std::make_unique<Team>(threads);
+    made->team = Team::of(threads);
   });
   return code == 0 ? made.release() : nullptr;
 }

@@ -97,7 +97,7 @@ struct OutriderModel {
   std::vector<outrider::Layer> layers;
   outrider::Matrix embedding, head;  // head.data is null: the embedding serves
   std::vector<float> final_norm, token_norm;
-  std::unique_ptr<outrider::Team> team;
+  std::shared_ptr<outrider::Team> team;
   outrider::Workspace work;
   std::mutex busy;  // one pass at a time
 

@@ -5,11 +5,31 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <map>
+
 namespace outrider {
 
 namespace {
 constexpr unsigned kFlushDenormals = 0x8040;  // FTZ and DAZ
+
+// The teams of one process, by their number of threads.
+struct Teams {
+  const int process = getpid();
+  std::mutex busy;
+  std::map<int, std::weak_ptr<Team>> all;
+};
+
+// A forked child begins its own: a thread of the parent may have held the lock. Never destroyed.
+Teams &teams() {
+  static std::atomic<Teams *> current{nullptr};
+  Teams *found = current.load();
+  while (!found || found->process != getpid()) {
+    auto made = std::make_unique<Teams>();
+    if (current.compare_exchange_strong(found, made.get())) return *made.release();
+  }
+  return *found;
 }
+}  // namespace
 
 void Signal::sleep(uint32_t seen) {
   syscall(SYS_futex, reinterpret_cast<uint32_t *>(&value_), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
@@ -43,7 +63,17 @@ void Team::leave() {
 
 bool Team::here() const { return getpid() == process_; }
 
+std::shared_ptr<Team> Team::of(int threads) {
+  Teams &here = teams();
+  std::lock_guard<std::mutex> only(here.busy);
+  std::weak_ptr<Team> &known = here.all[threads];
+  std::shared_ptr<Team> team = known.lock();
+  if (!team) known = team = std::make_shared<Team>(threads);
+  return team;
+}
+
 void Team::run(void (*function)(void *, int), void *context) {
+  std::lock_guard<std::mutex> only(busy_);
   const unsigned control = _mm_getcsr();
   _mm_setcsr(control | kFlushDenormals);
   phase_.value().store(0, std::memory_order_relaxed);

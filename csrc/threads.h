@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -55,13 +56,16 @@ class Signal {
 
 class Team {
  public:
+  // The team of this many threads that everything in this process works with; it ends with the last that holds it. Two
+  // teams that take turns would get in each other's way: threads that wait for work hold the cores for a while.
+  static std::shared_ptr<Team> of(int threads);
   explicit Team(int threads);
   ~Team();
   Team(const Team &) = delete;
   Team &operator=(const Team &) = delete;
   int threads() const { return threads_; }
   // Runs function(context, thread) on the caller as thread 0 and on every thread that comes in time; returns when all
-  // that came have left. The function must do its work in phases of a Member.
+  // that came have left. The function must do its work in phases of a Member. One run at a time, whoever calls.
   void run(void (*function)(void *, int), void *context);
   // Whether this process is the one that started the threads: a forked child has none.
   bool here() const;
@@ -80,6 +84,7 @@ class Team {
 
   const int threads_;
   const int process_;
+  std::mutex busy_;
   std::unique_ptr<Share[]> shares_;  // [threads]
   Signal phase_{0};
   Signal inside_{kClosed};  // threads in the function beside the caller

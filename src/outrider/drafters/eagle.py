@@ -228,8 +228,8 @@ class _Rows:
 
     def __init__(self, sequence_id: int, pending: torch.Tensor) -> None:  # [draft vocab]
         self._sequence_id = sequence_id
-        self._rows = pending.unsqueeze(0)
-        self._count = 1
+        self._answers = [pending.unsqueeze(0)]  # of the head, one after the other
+        self._count = 1  # of rows
         self._places: dict[tuple[int, int], int] = {}  # (row of the parent, token) -> row
         self._new: list[tuple[int, int]] = []
 
@@ -255,14 +255,9 @@ class _Rows:
 
     def add(self, found: torch.Tensor) -> None:  # [n, draft vocab]
         """The rows of what was asked for."""
-        end = self._count + len(found)
-        if end > len(self._rows):
-            grown = found.new_empty(max(end, 2 * len(self._rows)), found.shape[1])
-            grown[: self._count] = self._rows[: self._count]
-            self._rows = grown
-        self._rows[self._count : end] = found
         self._places |= {place: self._count + index for index, place in enumerate(self._new)}
-        self._count = end
+        self._answers.append(found)
+        self._count += len(found)
 
     def of(self, tree: TokenTree, wanted: Sequence[int]) -> torch.Tensor:  # [rows, draft vocab]
         """The rows asked for, which `lacks` finds no more."""
@@ -272,4 +267,7 @@ class _Rows:
             for token in tree.path_tokens(row - 1 if row else None):
                 found = self._places[found, token]
             rows.append(found)
-        return self._rows[rows]
+        newest = self._answers[-1]
+        if rows == [*range(self._count - len(newest), self._count)]:
+            return newest  # as in every level that a drafter grows: nothing is copied
+        return torch.cat(self._answers)[rows]

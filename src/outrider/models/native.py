@@ -38,7 +38,6 @@ class NativeDecoder:
         self.spoken_size = setup.spoken_size
         self.num_layers, self.hidden_size = arch.layers, arch.hidden
         self.taps: tuple[int, ...] = ()
-        self._taps = np.empty(0, dtype=np.int32)
         self.tap(taps)
         self._all_layers = np.arange(arch.layers, dtype=np.int32)
         self._logits = np.empty(0, dtype=np.float32)
@@ -58,7 +57,10 @@ class NativeDecoder:
     def tap(self, layers: Sequence[int]) -> None:
         """See `TappedTarget.tap`."""
         self.taps = joined_taps(self.taps, layers, self.num_layers)
-        self._taps = np.array(sorted(self.taps), dtype=np.int32)
+        ascending = sorted(self.taps)
+        self._taps = np.array(ascending, dtype=np.int32)
+        # NumPy moves columns on this thread; an indexing of torch would start its pool in every round.
+        self._order = None if ascending == [*self.taps] else [ascending.index(tap) for tap in self.taps]
 
     def token_weights(self) -> TokenWeights:
         """See `TappedTarget.token_weights`."""
@@ -203,8 +205,9 @@ class NativeDecoder:
         logits = torch.from_numpy(numbers)
         if not len(taps):
             return logits, None
-        order = [sorted(self.taps).index(tap) for tap in self.taps]
-        return logits, torch.from_numpy(features)[:, order]
+        if self._order is not None:
+            features = features[:, self._order]
+        return logits, torch.from_numpy(features)
 
 
 def _rows(segments: Sequence[Segment]) -> int:

@@ -64,8 +64,11 @@ class Fusion:
         self.taps = tuple(dict.fromkeys(read))
         self._columns = [self.taps.index(tap) for tap in read]
         self._eps, self._hidden = config.arch.rms_eps, config.arch.hidden
-        norms = range(len(read)) if config.fc_norm else ()
-        self._column_norms = [tensors[f"fc_norm.{i}.weight"].float() for i in norms]
+        self._column_norms: torch.Tensor | None = None  # [columns, target hidden]
+        if config.fc_norm:
+            self._column_norms = torch.stack(
+                [tensors[f"fc_norm.{i}.weight"].float() for i in range(len(read))]
+            )
         self._norm = tensors["input_norm.weight"].float() if config.norm_before_fc else None
         self._fc: NativeLinear | None = None  # one feature of the head's own width needs no fusing
         if "fc.weight" in tensors:
@@ -76,10 +79,9 @@ class Fusion:
         joined = torch.cat(list(features)) if len(features) > 1 else features[0]
         fused = joined.to("cpu", torch.float32)
         if self._columns != list(range(len(self.taps))):
-            fused = fused[:, self._columns]
-        if self._column_norms:
-            columns = zip(fused.unbind(1), self._column_norms)
-            fused = torch.stack([self._normed(column, weight) for column, weight in columns], dim=1)
+            fused = torch.stack([fused[:, column] for column in self._columns], dim=1)
+        if self._column_norms is not None:
+            fused = self._normed(fused, self._column_norms)
         fused = fused.flatten(1)
         if self._norm is not None:
             fused = self._normed(fused, self._norm)
@@ -87,7 +89,7 @@ class Fusion:
         return states
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, self._eps)
+        return F.rms_norm(x, weight.shape[-1:], None, self._eps) * weight
 
 
 def _spoken(head: Head, weights: TokenWeights) -> torch.Tensor:  # [draft vocab, hidden]
