@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from outrider.errors import ModelLoadError
+from outrider.models.arch_settings import count, flag, positive
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 BORROWING_TYPE = "outrider_draft"  # `model_type` of drafts that are no model without their target
@@ -90,28 +90,28 @@ class Arch:
                 f"model_type {family!r} is not one of {', '.join(FAMILIES)}: use target='hf' for other families"
             )
         _refuse_foreign_maths(config)
-        heads = _count(config, "num_attention_heads")
-        hidden = _count(config, "hidden_size")
-        max_positions = _count(config, "max_position_embeddings")
+        heads = count(config, "num_attention_heads")
+        hidden = count(config, "hidden_size")
+        max_positions = count(config, "max_position_embeddings")
         _refuse_window(config, family, max_positions)
-        attention_bias = _flag(config, "attention_bias", default=False)
+        attention_bias = flag(config, "attention_bias", default=False)
         arch = Arch(
             family=family,
-            layers=_count(config, "num_hidden_layers"),
+            layers=count(config, "num_hidden_layers"),
             hidden=hidden,
-            intermediate=_count(config, "intermediate_size"),
+            intermediate=count(config, "intermediate_size"),
             heads=heads,
-            kv_heads=_count(config, "num_key_value_heads", default=heads),
-            head_dim=_count(config, "head_dim", default=hidden // heads),
-            vocab_size=_count(config, "vocab_size"),
-            rms_eps=_positive(config, "rms_norm_eps", default=1e-6),
+            kv_heads=count(config, "num_key_value_heads", default=heads),
+            head_dim=count(config, "head_dim", default=hidden // heads),
+            vocab_size=count(config, "vocab_size"),
+            rms_eps=positive(config, "rms_norm_eps", default=1e-6),
             rope_theta=_rope_theta(config),
             rope_scaling=_rope_scaling(config, max_positions),
             qkv_bias=attention_bias or family == "qwen2",
             output_bias=attention_bias and family in ("llama", "qwen3"),
-            mlp_bias=_flag(config, "mlp_bias", default=False),
+            mlp_bias=flag(config, "mlp_bias", default=False),
             qk_norm=family == "qwen3",
-            tied_head=_flag(config, "tie_word_embeddings", default=False),
+            tied_head=flag(config, "tie_word_embeddings", default=False),
             max_positions=max_positions,
         )
         return _checked(arch)
@@ -121,23 +121,23 @@ class Arch:
         """Reads GGUF metadata; biases, norms and a tied head are told by which tensors the file holds."""
         family = _gguf_family(metadata, tensor_names)
         keys = {key.removeprefix(f"{family}."): value for key, value in metadata.items()}
-        heads = _count(keys, "attention.head_count")
-        hidden = _count(keys, "embedding_length")
-        head_dim = _count(keys, "attention.key_length", default=hidden // heads)
-        max_positions = _count(keys, "context_length")
+        heads = count(keys, "attention.head_count")
+        hidden = count(keys, "embedding_length")
+        head_dim = count(keys, "attention.key_length", default=hidden // heads)
+        max_positions = count(keys, "context_length")
         _refuse_foreign_keys(keys, family, head_dim, max_positions)
         vocab = keys.get("vocab_size") or len(metadata.get("tokenizer.ggml.tokens", ()))
         arch = Arch(
             family=family,
-            layers=_count(keys, "block_count"),
+            layers=count(keys, "block_count"),
             hidden=hidden,
-            intermediate=_count(keys, "feed_forward_length"),
+            intermediate=count(keys, "feed_forward_length"),
             heads=heads,
-            kv_heads=_count(keys, "attention.head_count_kv", default=heads),
+            kv_heads=count(keys, "attention.head_count_kv", default=heads),
             head_dim=head_dim,
-            vocab_size=_count({"vocab_size": vocab}, "vocab_size"),
-            rms_eps=_positive(keys, "attention.layer_norm_rms_epsilon"),
-            rope_theta=_positive(keys, "rope.freq_base", default=10000.0),
+            vocab_size=count({"vocab_size": vocab}, "vocab_size"),
+            rms_eps=positive(keys, "attention.layer_norm_rms_epsilon"),
+            rope_theta=positive(keys, "rope.freq_base", default=10000.0),
             rope_scaling=_gguf_scaling(keys),
             qkv_bias="blk.0.attn_q.bias" in tensor_names,
             output_bias="blk.0.attn_output.bias" in tensor_names,
@@ -165,10 +165,10 @@ def _gguf_family(metadata: Mapping[str, Any], tensor_names: frozenset[str]) -> s
 
 def _refuse_foreign_keys(keys: Mapping[str, Any], family: str, head_dim: int, max_positions: int) -> None:
     for key in ("rope.dimension_count", "attention.value_length"):
-        if _count(keys, key, default=head_dim) != head_dim:
+        if count(keys, key, default=head_dim) != head_dim:
             raise UnsupportedArchitecture(f"{key} {keys[key]} differs from the head size {head_dim}")
     window = keys.get("attention.sliding_window")
-    if window is not None and _count(keys, "attention.sliding_window") < max_positions:
+    if window is not None and count(keys, "attention.sliding_window") < max_positions:
         raise UnsupportedArchitecture(
             f"{family}: attention.sliding_window {window!r} is below the {max_positions} positions of the model "
             "and is not honoured from GGUF: use a folder of safetensors with target='hf'"
@@ -219,9 +219,9 @@ def _refuse_window(config: Mapping[str, Any], family: str, max_positions: int) -
         )
     if window is None or (types is not None and "sliding_attention" not in types):
         return
-    if not _flag(config, "use_sliding_window", default=family == "mistral" or types is not None):
+    if not flag(config, "use_sliding_window", default=family == "mistral" or types is not None):
         return
-    if _count(config, "sliding_window") < max_positions:
+    if count(config, "sliding_window") < max_positions:
         classes = config.get("architectures")
         name = classes[0] if isinstance(classes, list) and classes else family
         raise UnsupportedArchitecture(
@@ -240,7 +240,7 @@ def _rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _rope_theta(config: Mapping[str, Any]) -> float:
     parameters = _rope_parameters(config)
-    return _positive(parameters if "rope_theta" in parameters else config, "rope_theta", default=10000.0)
+    return positive(parameters if "rope_theta" in parameters else config, "rope_theta", default=10000.0)
 
 
 def _rope_scaling(config: Mapping[str, Any], max_positions: int) -> RopeScaling:
@@ -257,59 +257,22 @@ def _rope_scaling(config: Mapping[str, Any], max_positions: int) -> RopeScaling:
     if kind is RopeKind.DEFAULT:
         return RopeScaling()
     if kind is RopeKind.LINEAR:
-        return RopeScaling(kind, _positive(parameters, "factor"))
+        return RopeScaling(kind, positive(parameters, "factor"))
     return RopeScaling(
         kind,
-        _positive(parameters, "factor"),
-        _positive(parameters, "low_freq_factor"),
-        _positive(parameters, "high_freq_factor"),
-        _count(parameters, "original_max_position_embeddings", default=max_positions),
+        positive(parameters, "factor"),
+        positive(parameters, "low_freq_factor"),
+        positive(parameters, "high_freq_factor"),
+        count(parameters, "original_max_position_embeddings", default=max_positions),
     )
 
 
 def _gguf_scaling(keys: Mapping[str, Any]) -> RopeScaling:
     name = keys.get("rope.scaling.type", "none")
     if name == "linear":
-        return RopeScaling(RopeKind.LINEAR, _positive(keys, "rope.scaling.factor"))
+        return RopeScaling(RopeKind.LINEAR, positive(keys, "rope.scaling.factor"))
     if name != "none":
         raise UnsupportedArchitecture(
             f"rope.scaling.type {name!r} is not supported: load the safetensors instead"
         )
     return RopeScaling()
-
-
-def _positive(table: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    value = table.get(key)
-    if value is None:
-        value = default
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not math.isfinite(value)
-        or value <= 0
-    ):
-        raise ModelLoadError(
-            f"{key} must be a finite number above 0, not {value!r}: repair the model's config"
-        )
-    return float(value)
-
-
-def _count(table: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = table.get(key)
-    if value is None:
-        value = default
-    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    if isinstance(value, bool) or not whole or value is None or value <= 0:
-        raise ModelLoadError(
-            f"{key} must be a whole number above 0, not {value!r}: repair the model's config"
-        )
-    return int(value)
-
-
-def _flag(table: Mapping[str, Any], key: str, *, default: bool) -> bool:
-    value = table.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise ModelLoadError(f"{key} must be true or false, not {value!r}: repair the model's config")
-    return value
