@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,14 @@ from outrider.train import answers
 from outrider.train.answers import (
     TEMPERATURES,
     AnswerSettings,
+    Question,
     answer,
     held_out_questions,
     kept_answers,
     questions,
 )
 from outrider.train.prompts import Prompt
+from outrider.train.texts import Text
 
 SETTINGS = AnswerSettings(most_new=5)
 SEED = 3
@@ -84,8 +88,40 @@ def test_an_interrupted_file_is_gone_on_with(llm: LLM, tmp_path: Path, torn: byt
 
 def test_answering_ends_with_its_tokens_or_its_time(llm: LLM, tmp_path: Path) -> None:
     asked = questions(PROMPTS, SEED)
-    assert len(answer(llm, asked, tmp_path / "a", AnswerSettings(most_new=5, most_tokens=16))) == 6
+    assert len(answer(llm, asked, tmp_path / "a", AnswerSettings(most_new=5, most_tokens=16))) == 4
     assert answer(llm, asked, tmp_path / "b", AnswerSettings(most_new=5, seconds=0.0)) == []
+
+
+def test_answering_ends_near_its_tokens_with_the_first_of_the_texts(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers are cut to lengths of their own, from 1 to 12 tokens, as ends of text would cut them."""
+
+    def cut(llm: LLM, group: Sequence[Question], settings: AnswerSettings) -> list[Text]:
+        return [
+            replace(text, answer=text.answer[: 1 + text.prompt[0] % 12])
+            for text in whole_answers(llm, group, settings)
+        ]
+
+    whole_answers = answers._answered
+    monkeypatch.setattr(answers, "_answered", cut)
+    monkeypatch.setattr(answers, "_GROUP", 32)
+    asked = questions([Prompt((i * 7 % 250, i), "some.jsonl") for i in range(96)], SEED)
+    wanted, settings = 300, AnswerSettings(most_new=12, most_tokens=300)
+    texts = answer(llm, asked, tmp_path / "some.jsonl", settings)
+    assert wanted <= sum(len(text.answer) for text in texts) <= 1.05 * wanted
+    assert (
+        answer(llm, asked, tmp_path / "all.jsonl", replace(settings, most_tokens=None))[: len(texts)] == texts
+    )
+
+
+def test_looking_for_answers_leaves_the_file_as_it_is(llm: LLM, tmp_path: Path) -> None:
+    asked, path = questions(PROMPTS, SEED), tmp_path / "a.jsonl"
+    whole = answer(llm, asked, path, SETTINGS)
+    torn = path.read_bytes()[:-9]
+    path.write_bytes(torn)
+    assert kept_answers(path, asked) == whole[:-1]
+    assert path.read_bytes() == torn
 
 
 def test_who_asks_less_leaves_the_other_answers_where_they_are(llm: LLM, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -18,7 +19,9 @@ from outrider.train.prompts import Prompt
 from outrider.train.texts import Text
 
 TEMPERATURES = (0.0, 0.7, 1.0)
-_GROUP = 96  # answers between two writes to the file: a batch stays full, and little is lost
+_GROUP = (
+    96  # answers between two writes to the file: a batch stays full, and little is lost; fewer near the end
+)
 
 
 class AnswerObserver(Protocol):
@@ -66,18 +69,21 @@ def answer(llm: LLM, asked: Sequence[Question], path: Path, settings: AnswerSett
     Those in the file at `path` are not asked again: after an interruption the same call goes on. The speculation of
     `llm` does not change the texts. Raises `ConfigError` where the file belongs to other questions.
     """
-    texts = kept_answers(path, asked)
+    texts, whole = _kept(path, asked)
     tokens = sum(len(text.answer) for text in texts)
     begin = time.monotonic()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
+        if whole is not None:
+            file.truncate(whole)
         while len(texts) < len(asked):
             spent = time.monotonic() - begin
             if settings.seconds is not None and spent >= settings.seconds:
                 break
             if settings.most_tokens is not None and tokens >= settings.most_tokens:
                 break
-            new = _answered(llm, asked[len(texts) : len(texts) + _GROUP], settings)
+            count = _group(len(texts), tokens, settings)
+            new = _answered(llm, asked[len(texts) : len(texts) + count], settings)
             file.writelines(_line(text) for text in new)
             file.flush()
             os.fsync(file.fileno())
@@ -91,18 +97,21 @@ def answer(llm: LLM, asked: Sequence[Question], path: Path, settings: AnswerSett
 def kept_answers(path: Path, asked: Sequence[Question]) -> list[Text]:
     """Those that the file at `path` holds, in the order of the questions; none where there is no file.
 
-    A last line that an interruption cut short is taken off the file. Raises `ConfigError` where it belongs to other
-    questions.
+    A last line that an interruption cut short does not count. Raises `ConfigError` where it belongs to other questions.
     """
+    return _kept(path, asked)[0]
+
+
+def _kept(path: Path, asked: Sequence[Question]) -> tuple[list[Text], int | None]:
+    """See `kept_answers`; and how many bytes of the file are whole lines, where its last line is not."""
     texts: list[Text] = []
     if not path.exists():
-        return texts
-    whole = 0  # bytes
+        return texts, None
+    whole = 0
     with path.open("rb") as file:
         for question, line in zip(asked, file):
             if not line.endswith(b"\n"):
-                os.truncate(path, whole)
-                break
+                return texts, whole
             text = _text(line, path)
             if (text.prompt, text.temperature) != (question.prompt.tokens, question.temperature):
                 raise ConfigError(
@@ -110,7 +119,15 @@ def kept_answers(path: Path, asked: Sequence[Question]) -> list[Text]:
                 )
             whole += len(line)
             texts.append(text)
-    return texts
+    return texts, None
+
+
+def _group(texts: int, tokens: int, settings: AnswerSettings) -> int:
+    """How many questions to ask at once: near the end as many as their mean length so far says are left to answer."""
+    if settings.most_tokens is None:
+        return _GROUP
+    mean = tokens / texts if texts else settings.most_new
+    return min(_GROUP, math.ceil((settings.most_tokens - tokens) / mean))
 
 
 def _answered(llm: LLM, group: Sequence[Question], settings: AnswerSettings) -> list[Text]:
