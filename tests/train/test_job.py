@@ -178,6 +178,26 @@ def test_runs_share_answers(target: str, settings: TrainSettings, tmp_path: Path
     assert "answered" not in heard.said
 
 
+def test_the_estimate_counts_answers_that_are_there(
+    target: str, settings: TrainSettings, tmp_path: Path
+) -> None:
+    shared = replace(settings, answers=tmp_path / "answers")
+    before, after = Heard(), Heard("estimated")
+    run(target, shared, before)
+    with pytest.raises(KeyboardInterrupt):
+        run(target, replace(shared, output=tmp_path / "again"), after)
+    assert before.found is not None
+    assert after.found is not None
+    assert (before.found.answered, after.found.answered) == (0, 40)
+    lines = [line for name in ("answers.jsonl", "held_out.jsonl")
+             for line in (tmp_path / "answers" / name).read_text().splitlines()]  # fmt: skip
+    texts = [json.loads(line) for line in lines]
+    assert after.found.most_tokens == sum(len(text["prompt"]) + len(text["answer"]) for text in texts)
+    assert after.found.most_tokens <= before.found.most_tokens
+    assert after.found.disk_bytes < before.found.disk_bytes
+    assert "40 prompts, 40 of them answered already, at most" in after.found.lines()[0]
+
+
 @pytest.mark.parametrize("method", ["eagle3", "medusa"])
 def test_training_goes_on_from_a_trained_head(
     target: str, settings: TrainSettings, tmp_path: Path, method: str

@@ -19,6 +19,7 @@ from outrider.train.answers import (
     questions,
 )
 from outrider.train.checkpoint import replace_file
+from outrider.train.estimate import Workload
 from outrider.train.plan import Plan
 from outrider.train.prompts import PromptSplit
 from outrider.train.provenance import TargetMarks
@@ -63,6 +64,21 @@ class Answering:
                 f"--max-new-tokens {marks['most_new']}, or answer anew in another folder"
             )
 
+    def workload(self, plan: Plan | None) -> Workload:
+        """What there is to answer and to train on, as far as can be told before. Raises `ConfigError` as `read`."""
+        settings = self._settings
+        asked = self._train if plan is None else self._train[: plan.texts]
+        found, held_out = self._kept(plan)
+        missing, unheard = asked[len(found) :], self._held_out[len(held_out) :]
+        read, whole = (sum(len(q.prompt.tokens) for q in missing), settings.most_new * len(missing))
+        if plan is None and settings.answer_tokens is not None:
+            left = max(0, settings.answer_tokens - sum(len(text.answer) for text in found))
+            read, whole = (read, min(whole, left)) if left else (0, 0)
+        new = read + whole + sum(len(q.prompt.tokens) + settings.most_new for q in unheard)
+        there = sum(len(text.tokens) for text in (*found, *held_out))
+        prompts = len(asked) + len(self._held_out)
+        return Workload(prompts, len(found) + len(held_out), there + new, new)
+
     def write(self, plan: Plan | None, until: float | None, observer: AnswerObserver) -> None:
         """Answers the held-out questions, then of the others as many as `plan` trains on.
 
@@ -85,13 +101,15 @@ class Answering:
 
     def read(self, plan: Plan | None) -> Answers:
         """What was written, as far as `plan` trains on it. Raises `ConfigError` where nothing was."""
-        texts = kept_answers(self._folder / _ANSWER_FILE, self._train)
-        held_out = kept_answers(self._folder / _HELD_OUT_FILE, self._held_out)
-        if plan is not None:
-            texts = texts[: plan.texts]
+        texts, held_out = self._kept(plan)
         if not texts:
             raise ConfigError("the budget ended before any prompt was answered: give a longer --budget")
         return Answers(texts, held_out)
+
+    def _kept(self, plan: Plan | None) -> tuple[list[Text], list[Text]]:
+        texts = kept_answers(self._folder / _ANSWER_FILE, self._train)
+        held_out = kept_answers(self._folder / _HELD_OUT_FILE, self._held_out)
+        return texts if plan is None else texts[: plan.texts], held_out
 
 
 def _marks_in(path: Path) -> dict[str, Any]:

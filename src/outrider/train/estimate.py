@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import ConfigError
-from outrider.train.prompts import PromptSplit
 from outrider.train.recipe import Recipe
 from outrider.train.settings import TrainSettings
 
@@ -20,10 +19,21 @@ _SPARE = 1.2
 
 
 @dataclass(frozen=True)
+class Workload:
+    """The texts of a run, at most: those answered already at their own length, the others at the longest."""
+
+    prompts: int
+    answered: int  # of them
+    tokens: int  # of prompts and answers together
+    new_tokens: int  # of them in texts that are yet to be answered
+
+
+@dataclass(frozen=True)
 class Estimate:
     """Upper bounds of what a run takes."""
 
     prompts: int
+    answered: int  # of them, before it begins
     most_tokens: int  # of prompts and answers together
     disk_bytes: int
     memory_bytes: int
@@ -34,26 +44,26 @@ class Estimate:
         time = (
             "until its steps are done" if self.seconds is None else f"about {self.seconds / 60:.0f} minutes"
         )
+        there = f", {self.answered} of them answered already" if self.answered else ""
         return (
-            f"{self.prompts} prompts, at most {self.most_tokens:,} tokens with their answers",
+            f"{self.prompts} prompts{there}, at most {self.most_tokens:,} tokens with their answers",
             f"disk at most {self.disk_bytes / 1e6:,.0f} MB, memory about {self.memory_bytes / 1e9:.1f} GB, time {time}",
         )
 
 
-def estimate(settings: TrainSettings, split: PromptSplit, recipe: Recipe, feature_size: int) -> Estimate:
+def estimate(settings: TrainSettings, work: Workload, recipe: Recipe, feature_size: int) -> Estimate:
     """`feature_size`: numbers that are kept of each token."""
-    prompts = (*split.train, *split.held_out)
-    tokens = sum(len(prompt.tokens) + settings.most_new for prompt in prompts)
-    if settings.answer_tokens is not None:
-        held_out = len(split.held_out) * settings.most_new
-        tokens = min(tokens, sum(len(p.tokens) for p in prompts) + settings.answer_tokens + held_out)
     parameters = sum(one.numel() for one in recipe.module.parameters() if one.requires_grad)
     shared = sum(one.numel() for one in (*recipe.module.parameters(), *recipe.module.buffers()))
-    disk = tokens * _TOKEN_BYTES + 2 * parameters * _STATE_BYTES + 4 * parameters * (1 + len(settings.forms))
-    features = min(settings.memory, 2 * tokens * feature_size)
+    disk = (
+        work.new_tokens * _TOKEN_BYTES
+        + 2 * parameters * _STATE_BYTES
+        + 4 * parameters * (1 + len(settings.forms))
+    )
+    features = min(settings.memory, 2 * work.tokens * feature_size)
     working = settings.batch_tokens * feature_size * _PASS_BYTES
     memory = features + 4 * (parameters * 4 + shared) + working
-    return Estimate(len(prompts), tokens, int(disk * _SPARE), memory, settings.budget)
+    return Estimate(work.prompts, work.answered, work.tokens, int(disk * _SPARE), memory, settings.budget)
 
 
 def check_room(found: Estimate, folder: Path) -> None:

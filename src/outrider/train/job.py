@@ -23,7 +23,7 @@ from outrider.train.answers import AnswerObserver
 from outrider.train.card import write_card
 from outrider.train.curve import Curve
 from outrider.train.distributed import World
-from outrider.train.estimate import Estimate, check_room, estimate
+from outrider.train.estimate import Estimate, Workload, check_room, estimate
 from outrider.train.evaluation import HeldOut
 from outrider.train.features import Features
 from outrider.train.forms import own_form
@@ -114,7 +114,7 @@ class _Job:
         answering.check()
         run = self._identity()
         plan = read_plan(settings.work, run)
-        found = self._estimate(prompts)
+        found = self._estimate(prompts, answering.workload(plan))
         if self._world.rank == 0:
             self._observer.estimated(found)
         answers = self._answers(answering, plan)
@@ -158,11 +158,11 @@ class _Job:
         plain: dict[str, Any] = json.loads(json.dumps(found))
         return plain
 
-    def _estimate(self, prompts: PromptSplit) -> Estimate:
+    def _estimate(self, prompts: PromptSplit, work: Workload) -> Estimate:
         settings = self._settings
         asked = [Text(p.tokens, (), 0.0, p.source) for p in prompts.train]
         recipe = self._recipe(asked)
-        found = estimate(settings, prompts, recipe, len(recipe.taps) * self._target.hidden_size)
+        found = estimate(settings, work, recipe, len(recipe.taps) * self._target.hidden_size)
         check_room(found, settings.output)
         check_vocabulary(settings, self._target.vocab_size, self._start)
         return found
