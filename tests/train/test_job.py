@@ -44,6 +44,7 @@ class Heard:
 
     def __init__(self, stop: str | None = None, count: int = 1) -> None:
         self.said: list[str] = []
+        self.stages: list[str] = []
         self.plan: Plan | None = None
         self.found: Estimate | None = None
         self._stop, self._left = stop, count
@@ -51,6 +52,9 @@ class Heard:
     def estimated(self, found: Estimate) -> None:
         self.found = found
         self._hear("estimated")
+
+    def doing(self, what: str) -> None:
+        self.stages.append(what)
 
     def answered(self, texts: int, tokens: int, seconds: float) -> None:
         self._hear("answered")
@@ -123,6 +127,10 @@ def test_a_run_leaves_a_draft_with_its_provenance(target: str, settings: TrainSe
     assert report.folder == folder
     assert list(dict.fromkeys(heard.said))[:3] == ["estimated", "answered", "planned"]
     assert heard.said[-1] == "proven"
+    assert list(dict.fromkeys(heard.stages)) == [
+        "answering 8 held-out prompts", "judging 8 held-out texts",
+        "decoding 8 held-out prompts with the draft, some also without",
+    ]  # fmt: skip
     found = json.loads((folder / "provenance.json").read_text())
     assert found["command"] == "outrider train"
     assert found["prompts"].keys() == {"some.txt"}
@@ -166,6 +174,7 @@ def test_an_interrupted_run_comes_to_the_same_draft(
 def test_a_budget_ends_the_run(target: str, settings: TrainSettings) -> None:
     heard = Heard()
     report = run(target, replace(settings, steps=None, budget=4.0), heard)
+    assert "timing steps, and a judgement of 8 held-out texts" in heard.stages
     assert heard.plan is not None
     assert heard.plan.steps == report.curve.points[-1].step
 

@@ -61,6 +61,17 @@ def test_time_left_is_told_from_this_calls_steps_alone() -> None:
     assert "tokens/s" not in lines[1], "one step tells no speed"
 
 
+def test_what_takes_a_while_is_told_when_it_begins_and_makes_way_on_a_terminal() -> None:
+    for stream, shown in (
+        (io.StringIO(), "judging 8 texts ...\nfound\n"),
+        (Terminal(), "\r\x1b[Kjudging 8 texts ...\r\x1b[Kfound\n"),
+    ):
+        progress = TrainingProgress(stream, Clock())
+        progress.doing("judging 8 texts")
+        progress.say("found")
+        assert stream.getvalue() == shown
+
+
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_an_evaluation_stays_in_view(stream: io.StringIO) -> None:
     chain = SpeculationStats(num_rounds=4, num_emitted_tokens=9, num_spec_tokens=2)

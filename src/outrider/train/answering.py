@@ -90,6 +90,9 @@ class Answering:
         text = json.dumps(marks, indent=2) + "\n"
         replace_file(self._folder / _MARKS_FILE, lambda file: file.write(text.encode()))
         whole = AnswerSettings(most_new=settings.most_new)
+        _, held_out = self._kept(plan)
+        if len(held_out) < len(self._held_out):
+            observer.doing(f"answering {len(self._held_out) - len(held_out)} held-out prompts")
         answer(self._llm, self._held_out, self._folder / _HELD_OUT_FILE, whole)
         asked, bounds = self._train, whole
         if plan is not None:

@@ -27,6 +27,9 @@ _GROUP = (
 class AnswerObserver(Protocol):
     """Hears how far answering has come."""
 
+    def doing(self, what: str) -> None:
+        """Something begins that may take a minute and tells nothing of itself."""
+
     def answered(self, texts: int, tokens: int, seconds: float) -> None:
         """So many texts and answer tokens are there, the new ones of them in so many seconds."""
 

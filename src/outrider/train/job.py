@@ -181,7 +181,10 @@ class _Job:
     def _plan(self, recipe: Recipe, texts: Features, held_out: HeldOut, run: Mapping[str, Any]) -> Plan:
         settings = self._settings
         if self._world.rank == 0:
-            left = None if settings.budget is None else settings.budget * (1 - _PROOF_SHARE) - self._spent()
+            left = None
+            if settings.budget is not None:
+                self._observer.doing(f"timing steps, and a judgement of {len(held_out.texts)} held-out texts")
+                left = settings.budget * (1 - _PROOF_SHARE) - self._spent()
             planned(recipe, texts, held_out, settings, seconds=left, run=run).write(settings.work)
         self._world.wait()
         plan = read_plan(settings.work, run)
@@ -211,6 +214,9 @@ class _Job:
         settings, finished = self._settings, self._settings.work / "finished"
         shutil.rmtree(finished, ignore_errors=True)
         recipe.write(finished, own_form(recipe.method))
+        self._observer.doing(
+            f"decoding {len(answers.held_out)} held-out prompts with the draft, some also without"
+        )
         live = measure_live(
             self._llm, recipe.method, finished, answers.held_out, recipe.steps, settings.most_new
         )

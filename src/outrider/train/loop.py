@@ -96,6 +96,9 @@ class Data:
 class Observer(Protocol):
     """Hears of a run as it goes, in the first process alone. What it raises ends the run; the next call goes on."""
 
+    def doing(self, what: str) -> None:
+        """Something begins that may take a minute and tells nothing of itself."""
+
     def began(self, steps: int, curve: Curve) -> None:
         """The run has `steps` steps in all; `curve` is what an earlier call left."""
 
@@ -112,6 +115,7 @@ class Observer(Protocol):
 class Silent:
     """An observer that tells nobody."""
 
+    def doing(self, what: str) -> None: ...
     def began(self, steps: int, curve: Curve) -> None: ...
     def stepped(self, point: TrainPoint) -> None: ...
     def evaluated(self, evaluation: Evaluation) -> None: ...
@@ -227,6 +231,7 @@ class _Run:
         done = self._evaluations[-1].step == step if self._evaluations else False
         if done or (step % settings.evaluate_every and step < settings.steps):
             return False
+        self._observer.doing(f"judging {len(self._data.held_out.texts)} held-out texts")
         found = evaluate(self._recipe, self._data.held_out, step=step, batch_tokens=settings.batch_tokens,
                          world=self._world)  # fmt: skip
         tokens = self._points[-1].tokens if self._points else 0

@@ -16,18 +16,20 @@ class Narration:
     """Fulfils `JobObserver`; the loop's own part is told by `TrainingProgress`."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
         self._training = TrainingProgress(stream)
 
     def estimated(self, found: Estimate) -> None:
         for line in found.lines():
-            self._say(line)
+            self._training.say(line)
 
     def answered(self, texts: int, tokens: int, seconds: float) -> None:
-        self._say(f"answered {texts} prompts, {tokens:,} tokens, {duration(seconds)}")
+        self._training.say(f"answered {texts} prompts, {tokens:,} tokens, {duration(seconds)}")
 
     def planned(self, plan: Plan) -> None:
-        self._say(f"training {plan.steps} steps on {plan.texts} answers")
+        self._training.say(f"training {plan.steps} steps on {plan.texts} answers")
+
+    def doing(self, what: str) -> None:
+        self._training.doing(what)
 
     def began(self, steps: int, curve: Curve) -> None:
         self._training.began(steps, curve)
@@ -42,11 +44,7 @@ class Narration:
         self._training.saved(step)
 
     def proven(self, live: Live, offline: SpeculationStats) -> None:
-        self._training.close()
-        self._say(
+        self._training.say(
             f"live on held-out prompts: {live.stats.tokens_per_pass:.2f} tokens per pass "
             f"({offline.tokens_per_pass:.2f} counted offline)"
         )
-
-    def _say(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)

@@ -27,12 +27,16 @@ class TrainingProgress:
         self._steps = self._first = 0
         self._began = self._drawn = clock()
 
+    def doing(self, what: str) -> None:
+        """Says it at once; on a terminal only until there is something else to say."""
+        self._write(f"\r\x1b[K{what} ..." if self._live else f"{what} ...\n")
+
     def began(self, steps: int, curve: Curve) -> None:
         self._steps, self._first = steps, len(curve.points)
         self._began = self._clock()
         self._recent.clear()
         if curve.points:
-            self._stay(f"going on after step {len(curve.points):,} of {steps:,}")
+            self.say(f"going on after step {len(curve.points):,} of {steps:,}")
 
     def stepped(self, point: TrainPoint) -> None:
         self._recent.append(point)
@@ -51,7 +55,7 @@ class TrainingProgress:
             if chain.num_rounds
             else ""
         )
-        self._stay(
+        self.say(
             f"held out after step {evaluation.step:,} ({evaluation.tokens:,} tokens): "
             f"loss {_shares(evaluation.losses)}, acceptance {_shares(evaluation.overlaps)}, "
             f"right {_shares(evaluation.hits)}{rounds}"
@@ -76,17 +80,13 @@ class TrainingProgress:
         seconds = last.seconds - first.seconds
         return (f"{(last.tokens - first.tokens) / seconds:,.0f} tokens/s",) if seconds > 0 else ()
 
-    def _stay(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """A line that stays."""
         self._write(f"\r\x1b[K{line}\n" if self._live else f"{line}\n")
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
-
-    def close(self) -> None:
-        """Ends a live line, so that what is printed next has a line of its own."""
-        if self._live:
-            self._write("\n")
 
 
 def _shares(values: Sequence[float]) -> str:
