@@ -74,6 +74,18 @@ def test_inspect_refuses_before_it_reads(settings, told: str, outrider) -> None:
     refused(outrider, ["inspect", MODEL, *settings], told)
 
 
+def test_train_looks_at_its_files_first(outrider, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "some.jsonl").write_text('{"words": 1}\n')
+    for prompts, output, told in (
+        ("none.jsonl", "head", "no such file of prompts"),
+        ("some.jsonl", "head", "some.jsonl:1: no prompt in a record of words"),
+        ("some.jsonl", ".", "holds a finished draft"),
+    ):
+        arguments = ("--prompts", str(tmp_path / prompts), "--output", str(tmp_path / output))
+        refused(outrider, ["train", "eagle3", MODEL, *arguments], told)
+
+
 def test_doctor_looks_at_its_questions_first(outrider, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("OUTRIDER_PROMPTS", str(tmp_path))
     refused(outrider, ["doctor", MODEL], "unset OUTRIDER_PROMPTS")

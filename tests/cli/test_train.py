@@ -87,8 +87,9 @@ def test_what_cannot_be_meant_is_one_line(outrider, arguments: list[str], says: 
 
 
 def test_each_process_loads_the_target_on_a_device_of_its_own(
-    outrider, monkeypatch: pytest.MonkeyPatch
+    outrider, monkeypatch: pytest.MonkeyPatch, prompts: list[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", "77")
-    shown = outrider("train", "eagle3", "smollm2-135m", "--prompts", "a", "--output", "b", "--device", "cuda")
+    arguments = ("--prompts", prompts[0], "--output", str(tmp_path / "head"), "--device", "cuda")
+    shown = outrider("train", "eagle3", "smollm2-135m", *arguments)
     assert (shown.code, "device 'cuda:77' is not on this machine" in shown.err) == (2, True), shown.err

@@ -27,6 +27,7 @@ from outrider.train.curve import Curve, Evaluation, TrainPoint
 from outrider.train.distributed import ALONE
 from outrider.train.eagle3 import eagle3_config
 from outrider.train.estimate import Estimate
+from outrider.train.inputs import Inputs
 from outrider.train.job import Report, train_draft
 from outrider.train.live import Live
 from outrider.train.plan import Plan
@@ -113,7 +114,12 @@ def settings(prompts: Path, tmp_path: Path) -> TrainSettings:
 def run(target: str, settings: TrainSettings, heard: Heard | None = None) -> Report:
     llm = LLM(target, target="torch", dtype="float32")
     report = train_draft(
-        llm, resolve(target), settings, heard or Heard(), world=ALONE, command=("outrider", "train")
+        llm,
+        resolve(target),
+        Inputs.read(settings),
+        heard or Heard(),
+        world=ALONE,
+        command=("outrider", "train"),
     )
     assert report is not None, "this process is the first"
     return report

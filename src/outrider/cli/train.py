@@ -86,8 +86,10 @@ def train(
     """
     settings = _settings(method, (*prompts, *more), output, given)
     from outrider.train.distributed import local_device, world
+    from outrider.train.inputs import Inputs
 
     device = local_device(settings.device)
+    inputs = Inputs.read(replace(settings, device=device))
     llm = EngineSettings.drafting(model, {**given, "device": device}, SpeculativeConfig()).open()
     from outrider.models.load import resolve
     from outrider.train.job import train_draft
@@ -97,10 +99,7 @@ def train(
         observer = Narration(sys.stderr if as_json else sys.stdout)
         begin = time.monotonic()
         try:
-            report = train_draft(
-                llm, resolve(model), replace(settings, device=device), observer, world=joined,
-                command=_command(),
-            )  # fmt: skip
+            report = train_draft(llm, resolve(model), inputs, observer, world=joined, command=_command())
         except KeyboardInterrupt:
             print("interrupted: the same command goes on from here", file=sys.stderr)
             raise

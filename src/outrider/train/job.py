@@ -27,16 +27,15 @@ from outrider.train.estimate import Estimate, Workload, check_room, estimate
 from outrider.train.evaluation import HeldOut
 from outrider.train.features import Features
 from outrider.train.forms import own_form
+from outrider.train.inputs import Inputs
 from outrider.train.live import Live, measure_live
 from outrider.train.loop import Autocast, Data, LoopSettings, Observer, train
 from outrider.train.plan import Plan, planned, read_plan
 from outrider.train.plot import write_plot
-from outrider.train.prompts import PromptSplit, file_hashes, read_prompts, render, split
+from outrider.train.prompts import PromptSplit, render, split
 from outrider.train.provenance import Provenance, TargetMarks
 from outrider.train.recipe import Recipe
 from outrider.train.recipes import TrainTarget, check_vocabulary, recipe_for
-from outrider.train.settings import TrainSettings
-from outrider.train.start import Start
 from outrider.train.texts import Text
 
 _ANSWER_SHARE = 0.33  # of a budget
@@ -70,17 +69,17 @@ class Report:
 
 
 def train_draft(
-    llm: LLM, source: ModelSource, settings: TrainSettings, observer: JobObserver, *, world: World,
+    llm: LLM, source: ModelSource, inputs: Inputs, observer: JobObserver, *, world: World,
     command: Sequence[str] = (),
 ) -> Report | None:  # fmt: skip
-    """Trains what `settings` ask for, for the target that `llm` holds. A call with the same settings goes on.
+    """Trains what `inputs` ask for, for the target that `llm` holds. A call with the same inputs goes on.
 
     Every process of a world calls it; the first answers prompts, writes, proves the draft and gets the report. Raises
     `ConfigError` before anything is written where files, target or machine do not allow it, and `TrainingError` where
     training fails.
     """
     try:
-        return _Job(llm, source, settings, observer, world).run(command)
+        return _Job(llm, source, inputs, observer, world).run(command)
     except OSError as error:
         if error.errno not in _IN_THE_WAY:
             raise
@@ -93,13 +92,12 @@ class _Job:
     """A run from its settings to its report. The stages are told by `run`; each finds what an earlier call left."""
 
     def __init__(
-        self, llm: LLM, source: ModelSource, settings: TrainSettings, observer: JobObserver, world: World
+        self, llm: LLM, source: ModelSource, inputs: Inputs, observer: JobObserver, world: World
     ) -> None:
-        self._llm, self._settings, self._observer, self._world = llm, settings, observer, world
+        self._llm, self._inputs, self._observer, self._world = llm, inputs, observer, world
+        self._settings = inputs.settings
         self._begin = time.monotonic()
         self._target: TappedTarget = tapped(llm.target)
-        named, method = settings.start_from, settings.shape.method
-        self._start = None if named is None else Start.read(named, method)
         self._marks = TargetMarks.of(source.name, llm.tokenizer)
         self._train_target = TrainTarget(
             source, load_arch(source), self._target.token_weights(), llm.tokenizer.eos_token_ids
@@ -107,8 +105,6 @@ class _Job:
 
     def run(self, command: Sequence[str]) -> Report | None:
         settings = self._settings
-        if (settings.output / "config.json").exists():
-            raise ConfigError(f"{settings.output} holds a finished draft: give a new --output")
         prompts = self._prompts()
         answering = Answering(self._llm, settings, self._marks, prompts)
         answering.check()
@@ -139,7 +135,7 @@ class _Job:
             raise ConfigError(
                 f"answers of {settings.most_new} tokens fill the context of {limit}: give fewer --max-new-tokens"
             )
-        return split(render(read_prompts(settings.prompts), self._llm.tokenizer, room))
+        return split(render(self._inputs.asked, self._llm.tokenizer, room))
 
     def _identity(self) -> dict[str, Any]:
         """What tells this run from another in the same folder, in terms of JSON."""
@@ -152,8 +148,8 @@ class _Job:
             **vars(shape),
             **named,
             "target": vars(self._marks),
-            "prompts": file_hashes(settings.prompts),
-            "start_from": self._start_hash,
+            "prompts": self._inputs.hashes,
+            "start_from": self._inputs.start_hash,
         }
         plain: dict[str, Any] = json.loads(json.dumps(found))
         return plain
@@ -164,7 +160,7 @@ class _Job:
         recipe = self._recipe(asked)
         found = estimate(settings, work, recipe, len(recipe.taps) * self._target.hidden_size)
         check_room(found, settings.output)
-        check_vocabulary(settings, self._target.vocab_size, self._start)
+        check_vocabulary(settings, self._target.vocab_size, self._inputs.start)
         return found
 
     def _answers(self, answering: Answering, plan: Plan | None) -> Answers:
@@ -176,7 +172,7 @@ class _Job:
         return answering.read(plan)
 
     def _recipe(self, texts: Sequence[Text]) -> Recipe:
-        return recipe_for(self._settings, self._train_target, texts, self._start)
+        return recipe_for(self._settings, self._train_target, texts, self._inputs.start)
 
     def _plan(self, recipe: Recipe, texts: Features, held_out: HeldOut, run: Mapping[str, Any]) -> Plan:
         settings = self._settings
@@ -240,19 +236,16 @@ class _Job:
             **report.live.figures(report.offline),
         }
         shown = {**vars(settings.shape), "learning_rate": self._learning_rate, "batch_tokens": settings.batch_tokens,
-                 "seed": settings.seed, "most_new": settings.most_new, "start_from": self._start_hash}  # fmt: skip
+                 "seed": settings.seed, "most_new": settings.most_new,
+                 "start_from": self._inputs.start_hash}  # fmt: skip
         provenance = Provenance(
-            command, self._marks, file_hashes(settings.prompts), json.loads(json.dumps(shown)), figures
+            command, self._marks, self._inputs.hashes, json.loads(json.dumps(shown)), figures
         )
         provenance.write(settings.output)
         write_card(settings.output, recipe.method, self._marks.name, provenance.plain())
         finished = settings.work / "finished"
         for file in sorted(finished.iterdir(), key=lambda path: path.name == "config.json"):
             os.replace(file, settings.output / file.name)
-
-    @property
-    def _start_hash(self) -> str | None:
-        return None if self._start is None else self._start.sha256
 
     @property
     def _learning_rate(self) -> float:
