@@ -19,6 +19,8 @@ FUTURE_KEYS = ("adaptive",)
 HEAD_METHODS = ("medusa", "eagle", "eagle3")
 MODEL_METHODS = ("draft_model", *HEAD_METHODS)
 """Methods that draft with a `model`; only one of them in a list."""
+_WITH_MODEL = (*MODEL_METHODS, "self_draft")
+"""Those, and the method that may: the target's own layers, with an exit head or without."""
 _SAMPLING = ("self_draft", *MODEL_METHODS)
 _OWNERS: Mapping[str, tuple[str, ...]] = {
     "prompt_lookup_min": ("ngram",),
@@ -34,12 +36,12 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     "max_window_size": ("lookahead",),
     "max_ngram_size": ("lookahead",),
     "max_verification_set_size": ("lookahead",),
-    "model": MODEL_METHODS,
-    "revision": MODEL_METHODS,
+    "model": _WITH_MODEL,
+    "revision": _WITH_MODEL,
     "max_model_len": MODEL_METHODS,
-    "draft_device": MODEL_METHODS,
-    "draft_dtype": MODEL_METHODS,
-    "check_draft": MODEL_METHODS,
+    "draft_device": _WITH_MODEL,
+    "draft_dtype": _WITH_MODEL,
+    "check_draft": _WITH_MODEL,
     "draft_sample_method": _SAMPLING,
     "num_steps": ("recycling", *_SAMPLING),
     "topk": ("suffix", "recycling", *_SAMPLING),
@@ -147,6 +149,12 @@ class SpeculativeConfig:
         return self.model is None and any(name in MODEL_METHODS for name in self.methods)
 
     @property
+    @property
+    def exit_head(self) -> Any:
+        """The `model` that `self_draft` drafts with; None without one, and where it is that of another method."""
+        others = any(name in MODEL_METHODS for name in self.methods)
+        return None if others or "self_draft" not in self.methods else self.model
+
     def depth(self) -> int:
         """K: how many tokens deep a draft may go."""
         if self.methods == ("none",):
@@ -267,8 +275,7 @@ class SpeculativeConfig:
                 raise ConfigError(f"{key} needs a method that drafts; method is 'none'")
 
     def _check_contradictions(self) -> None:
-        if "self_draft" in self.methods and (self.assistant_early_exit is None) == (self.skip_layers is None):
-            raise ConfigError("method 'self_draft' needs either assistant_early_exit or skip_layers")
+        self._check_self_draft()
         low, high = self.prompt_lookup_min or 2, self.prompt_lookup_max or max(5, self.prompt_lookup_min or 0)
         if low > high:
             raise ConfigError(f"prompt_lookup_min {low} is above prompt_lookup_max {high}")
@@ -286,6 +293,20 @@ class SpeculativeConfig:
                 "rejection_sample_method needs guarantee 'same_distribution'; same_text matches tokens"
             )
 
+
+    def _check_self_draft(self) -> None:
+        if "self_draft" not in self.methods:
+            return
+        head, first = self.exit_head, self.assistant_early_exit
+        if head is not None and self.skip_layers is not None:
+            raise ConfigError("skip_layers contradicts 'model': an exit head reads the target's first layers")
+        if head is None and (first is None) == (self.skip_layers is None):
+            raise ConfigError(
+                "method 'self_draft' needs either assistant_early_exit or skip_layers, or an exit head as 'model'"
+            )
+        for key in ("revision", "draft_device", "draft_dtype", "check_draft"):
+            if getattr(self, key) is not None and self.methods == ("self_draft",) and head is None:
+                raise ConfigError(f"{key} is for an exit head, and self_draft has none: name one as 'model'")
 
 def implied_method(given: Mapping[str, Any]) -> str:
     """The method that a lone `model` or method-specific key leaves no doubt about."""

@@ -132,7 +132,7 @@ def draft_checkup(llm: LLM, prompts: PromptSet) -> DraftCheckup | None:
         return None
     tokens = 2 * tuple(_prompt_ids(llm.tokenizer, prompts.messages[0]))
     cost = draft_cost(llm.target, llm.drafter, Budget(config.depth, config.nodes), tokens)
-    has_head = any(name in HEAD_METHODS for name in config.methods)
+    has_head = config.exit_head is not None or any(name in HEAD_METHODS for name in config.methods)
     head = llm.check_head(load_head(config)) if has_head else None
     model = config.model if isinstance(config.model, str) else None
     return DraftCheckup(config.methods, model, cost, head)

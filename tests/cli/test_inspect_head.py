@@ -8,6 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from outrider.models.exit_head import untrained_exit
+from outrider.models.head_formats.write import write_head
+from outrider.models.heads import ExitConfig
 from outrider.models.shipped import PLACE
 
 
@@ -47,6 +50,21 @@ def test_inspect_judges_a_head_by_the_sizes_of_the_target(
     assert pair["draft"]["heads"] == 3
     assert (pair["acceptance"] is None) == bool(code)
     assert not code or "a vocabulary of 255 tokens, the target has 256" in pair["first_difference"]
+
+
+def test_inspect_tells_what_an_exit_head_is_and_how_often_it_is_right(outrider, target, tmp_path) -> None:
+    config = ExitConfig(2, target.hidden_size, 8, target.vocab_size, target.vocab_size)
+    folder = str(tmp_path / "exit")
+    write_head(untrained_exit(config, target.token_weights()), folder, "outrider")
+    alone = json.loads(outrider("inspect", folder, "--json").out)
+    assert (alone["method"], alone["exit_layer"], alone["draft_vocab"]) == (
+        "self_draft",
+        2,
+        target.vocab_size,
+    )
+    pair = json.loads(outrider("inspect", "toy", "--draft", folder, "--json").out)["pair"]
+    assert pair["verdict"] == "compatible"
+    assert len(pair["acceptance"]) == 3
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a target"])

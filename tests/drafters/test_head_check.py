@@ -24,8 +24,9 @@ from outrider.drafters.head_measure import Material, kept_guesses
 from outrider.drafters.head_variants import reading_of
 from outrider.models.arch import Arch, RopeScaling
 from outrider.models.eagle_head import EagleHead
+from outrider.models.exit_head import ExitHead, untrained_exit
 from outrider.models.head_cache import CachedHead, Entries, Guesses
-from outrider.models.heads import EagleConfig, Head, MedusaConfig
+from outrider.models.heads import EagleConfig, ExitConfig, Head, MedusaConfig
 from outrider.models.medusa_head import MedusaHeads, untrained_head
 from outrider.testing.toy import ToyTarget
 from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config, initial_head
@@ -210,6 +211,34 @@ def test_what_was_exchanged_is_found(
     found = report(RuledTarget(mixing), replace(head, tensors={**head.tensors, **exchange(head.tensors)}))
     assert found.better is not None
     assert [change.remedy for change in found.better.changes] == [remedy]
+
+
+def stepping_exit(target: RuledTarget) -> Head:
+    """An exit head that has learnt the rule from the states behind three layers."""
+    token = target.token_weights()
+    start = untrained_exit(ExitConfig(3, HIDDEN, 64, VOCAB, VOCAB), token)
+    module = ExitHead(start, token)
+    optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=0.01)
+    states, wanted = target._codes[3], torch.tensor([stepping([last]) for last in range(VOCAB)])
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(module(states), wanted).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return replace(start, tensors=module.tensors(), name="trained")
+
+
+@pytest.mark.parametrize("exit_layer", [2, 4])
+def test_an_exit_head_behind_another_layer_is_found(exit_layer: int) -> None:
+    target = RuledTarget(stepping)
+    head = stepping_exit(target)
+    right = report(target, head)
+    assert right.acceptance.rate == 1.0
+    assert right.warning is None
+    assert isinstance(head.config, ExitConfig)
+    found = report(target, replace(head, config=replace(head.config, exit_layer=exit_layer)))
+    assert found.better is not None
+    assert [change.remedy for change in found.better.changes] == ["set exit_layer to 3"]
+    assert found.better.acceptance == right.acceptance
 
 
 def test_states_that_come_one_position_late_are_found() -> None:

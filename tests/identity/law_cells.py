@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
+import torch
 from changing import ChangingController
 from scipy import stats
 
@@ -31,7 +32,9 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.models.eagle_head import EagleHead
+from outrider.models.exit_head import ExitHead, exit_shapes
 from outrider.models.head_cache import CachedHead
+from outrider.models.heads import ExitConfig, Head
 from outrider.models.row_costs import RowCosts
 from outrider.testing.rule_contract import law_of_texts
 from outrider.testing.scripted_medusa import random_medusa
@@ -152,6 +155,22 @@ def medusa(topk: int = 1) -> Callable[[ToyTarget], Drafter]:
     return build
 
 
+def exit_head(topk: int = 1) -> Callable[[ToyTarget], Drafter]:
+    """A random head behind two of the target's layers."""
+
+    def build(target: ToyTarget) -> Drafter:
+        config = ExitConfig(2, target.hidden_size, target.hidden_size, VOCAB, VOCAB)
+        made = torch.Generator().manual_seed(7)
+        tensors = {
+            name: torch.randn(shape, generator=made, dtype=torch.float64) * target.hidden_size**-0.5
+            for name, shape in exit_shapes(config).items()
+        }
+        head = ExitHead(Head(config, tensors), target.token_weights(), dtype=torch.float64)
+        return SelfDrafter.early_exit(target, 2, exit_head=head, topk=topk)
+
+    return build
+
+
 STANDARD, BLOCK, TRAVERSAL = RejectionMethod.STANDARD, RejectionMethod.BLOCK, RejectionMethod.TRAVERSAL
 
 CELLS = (
@@ -185,6 +204,9 @@ CELLS = (
     Cell("medusa, tree, standard", medusa(2), TREE, method=STANDARD),
     Cell("same text, medusa tree", medusa(2), TREE, guarantee=Guarantee.SAME_TEXT),
     Cell("self-drafting tree", lambda target: SelfDrafter.early_exit(target, 2, topk=2), TREE),
+    Cell("exit head chain", exit_head()),
+    Cell("exit head tree", exit_head(2), TREE),
+    Cell("same text, exit head tree", exit_head(2), TREE, guarantee=Guarantee.SAME_TEXT),
     Cell("eagle chain, block", eagle()),
     Cell("eagle tree, traversal", eagle(2), TREE),
     Cell("eagle, changing length", eagle(), changing=True),

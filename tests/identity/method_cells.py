@@ -17,7 +17,7 @@ from model_cells import BATCH, NAME, PENALTIES, Cell, Model, Run, Scope, Suite, 
 from native_cells import PRECISIONS, questions, suite_files
 
 from outrider.config import SpeculativeConfig
-from outrider.core.protocols import Drafter, TappedTarget
+from outrider.core.protocols import Drafter, LayeredTarget, TappedTarget
 from outrider.core.records import Budget
 from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.eagle import EagleDrafter
@@ -25,13 +25,15 @@ from outrider.drafters.registry import build_drafter
 from outrider.drafters.setup import DrafterSetup
 from outrider.models.arch import Arch, RopeScaling
 from outrider.models.eagle_shapes import fresh_head
-from outrider.models.heads import EagleConfig, Head, MedusaConfig
+from outrider.models.exit_head import untrained_exit
+from outrider.models.heads import EagleConfig, ExitConfig, Head, MedusaConfig
 from outrider.models.load import load, resolve
 from outrider.models.medusa_head import untrained_head
 from outrider.models.native_library import chosen_isa, library
 from outrider.models.shipped import PLACE
 from outrider.pairing import load_draft, load_head
 from outrider.testing.divergence import Layout
+from outrider.testing.scripted_exit import scripted_exit
 from outrider.testing.scripted_head import ScriptedHead
 from outrider.testing.scripted_medusa import ScriptedMedusa
 from outrider.text import load_tokenizer
@@ -91,6 +93,13 @@ def medusa_heads(target: TappedTarget) -> Head:
     """Heads as training starts from: each says what the target's own head says."""
     config = MedusaConfig(4, 1, target.hidden_size, target.vocab_size, DRAFT_VOCAB)
     return untrained_head(config, target.token_weights(), torch.arange(DRAFT_VOCAB))
+
+
+def exit_head(target: TappedTarget) -> Head:
+    """As training starts from, speaking of the first tokens of the vocabulary: what the layers say as they are."""
+    hidden = target.hidden_size
+    config = ExitConfig(_EXIT, hidden, hidden, target.vocab_size, DRAFT_VOCAB)
+    return untrained_exit(config, target.token_weights(), torch.arange(DRAFT_VOCAB))
 
 
 def method_suites(scope: Scope) -> list[Suite]:
@@ -174,7 +183,8 @@ def shipped_methods() -> tuple[Method, ...]:
 
 def _config(settings: Mapping[str, Any], head: Head | None) -> SpeculativeConfig:
     methods = settings["method"] if isinstance(settings["method"], list) else [settings["method"]]
-    needing = {"draft_model", "medusa", "eagle", "eagle3"} & set(methods)
+    own = "assistant_early_exit" in settings or "skip_layers" in settings
+    needing = {"draft_model", "medusa", "eagle", "eagle3", *(() if own else ("self_draft",))} & set(methods)
     return SpeculativeConfig.of({**settings, **({"model": head or NAME} if needing else {})})
 
 
@@ -184,6 +194,14 @@ def _scripted_eagle(topk: int) -> Callable[[Model, Texts], Drafter]:
         return _tapping(
             model, EagleDrafter(ScriptedHead(texts, vocab_size=size), target_vocab_size=size, topk=topk)
         )
+
+    return build
+
+
+def _scripted_exit(topk: int) -> Callable[[Model, Texts], Drafter]:
+    def build(model: Model, texts: Texts) -> Drafter:
+        assert isinstance(model.target, LayeredTarget), "every real target is"
+        return scripted_exit(model.target, texts, layers=_EXIT, topk=topk)
 
     return build
 
@@ -216,6 +234,7 @@ def _arch(target: TappedTarget) -> Arch:
                 RopeScaling(), False, False, False, False, False, 2048)  # fmt: skip
 
 
+_EXIT = 6  # layers
 _SKIPPED = (12, 14, 16, 18, 20)
 _SHORT = {"num_speculative_tokens": 2}  # most of what these draft is rejected, and costs time
 
@@ -229,7 +248,9 @@ METHODS = (
             _cell("lookahead, small window", method="lookahead", max_window_size=3, max_verification_set_size=3))),
     Method((_cell("suffix, recycling", method=["suffix", "recycling"]),
             _cell("ngram, eagle3", eagle3_head, method=["ngram", "eagle3"], num_speculative_tokens=4))),
-    Method((_cell("self_draft", method="self_draft", skip_layers=_SKIPPED, **_SHORT),)),
+    Method((_cell("self_draft", method="self_draft", skip_layers=_SKIPPED, **_SHORT),
+            _cell("exit head chain", exit_head, method="self_draft", **_SHORT),
+            _cell("exit head tree", exit_head, method="self_draft", topk=2, **_SHORT))),
     Method((_cell("draft_model chain", bar=0.5, method="draft_model"),
             _cell("draft_model tree", bar=0.5, method="draft_model", topk=2))),
     Method((_cell("medusa chain", medusa_heads, method="medusa", **_SHORT),
@@ -242,5 +263,7 @@ METHODS = (
             Cell("scripted medusa tree", _scripted_medusa(2), siblings=1, bar=_TREE_BAR)), share=0.3),
     Method((Cell("scripted eagle chain", _scripted_eagle(1), bar=_CHAIN_BAR),
             Cell("scripted eagle tree", _scripted_eagle(2), siblings=1, bar=_TREE_BAR)), share=0.3),
+    Method((Cell("scripted exit head chain", _scripted_exit(1), bar=_CHAIN_BAR),
+            Cell("scripted exit head tree", _scripted_exit(2), siblings=1, bar=_TREE_BAR)), share=0.3),
     *shipped_methods(),
 )  # fmt: skip

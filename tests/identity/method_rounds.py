@@ -20,7 +20,8 @@ from outrider.drafters.setup import DrafterSetup
 from outrider.engine.controller import Controller, FixedController
 from outrider.engine.engine import Engine, Parts
 from outrider.models.eagle_shapes import fresh_head
-from outrider.models.heads import EagleConfig, Head, MedusaConfig
+from outrider.models.exit_head import untrained_exit
+from outrider.models.heads import EagleConfig, ExitConfig, Head, MedusaConfig
 from outrider.models.medusa_head import untrained_head
 from outrider.pairing import load_head
 from outrider.testing.tiny_head import tiny_arch
@@ -34,6 +35,8 @@ def head_for(name: str, target: TappedTarget) -> Head:
     hidden, vocab = target.hidden_size, target.vocab_size
     if name == "medusa":
         return untrained_head(MedusaConfig(4, 1, hidden, vocab, vocab), target.token_weights())
+    if name == "self_draft":
+        return untrained_exit(ExitConfig(2, hidden, hidden, vocab, vocab), target.token_weights())
     taps = (0, 1, target.num_layers) if name == "eagle3" else None
     config = EagleConfig(name == "eagle3", tiny_arch(target, POSITIONS), hidden, vocab, taps=taps)
     return fresh_head(config, seed=3)
@@ -76,6 +79,8 @@ METHODS = (
     Method("draft_model tree", {"method": "draft_model", "topk": 3}, "draft_model"),
     Method("self_draft", {"method": "self_draft", "assistant_early_exit": 3}),
     Method("self_draft tree", {"method": "self_draft", "skip_layers": [1], "topk": 2}),
+    Method("exit head", {"method": "self_draft"}, "self_draft"),
+    Method("exit head tree", {"method": "self_draft", "topk": 3}, "self_draft"),
     Method("medusa", {"method": "medusa"}, "medusa"),
     Method("medusa tree", {"method": "medusa", "topk": 3}, "medusa"),
     Method("eagle", {"method": "eagle"}, "eagle"),

@@ -51,7 +51,9 @@ def budget_of(method: Method, target: ToyTarget) -> Budget:
 # Windows.
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m.modelled], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS if m.modelled not in (None, "self_draft")], ids=lambda m: m.name
+)
 @pytest.mark.parametrize("length", [20, 30, 31, 32, 50])
 def test_past_the_window_of_a_model_or_head_the_text_goes_on(method: Method, length: int) -> None:
     target, one = toy(), request(0, [(3 * i) % VOCAB for i in range(length)], max_tokens=20)
@@ -306,7 +308,7 @@ def test_in_a_list_the_first_drafts_then_the_next_and_every_node_keeps_its_own_l
 DTYPES = ["auto", "float32", "bfloat16", pytest.param("int8", marks=pytest.mark.native)]
 
 
-@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3"])
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "self_draft"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_head_in_any_precision_changes_no_text(name: str, dtype: str) -> None:
     target = toy()
@@ -320,7 +322,7 @@ def test_a_head_in_any_precision_changes_no_text(name: str, dtype: str) -> None:
     assert all(c.stats.num_draft_tokens > 10 for c in fast)
 
 
-@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3"])
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "self_draft"])
 @pytest.mark.parametrize(("settings", "named"), [
     ({"draft_dtype": "float16"}, "float16"), ({"draft_dtype": "int4"}, "int4"), ({"draft_device": "gpu"}, "gpu"),
     ({"draft_device": ""}, "draft_device"), ({"draft_device": "cuda:99"}, "cuda:99"),
@@ -335,7 +337,7 @@ def test_a_place_or_precision_that_no_head_can_have_is_refused_by_name(
             "method": name, "model": head_for(name, target), **settings})  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3"])
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "self_draft"])
 def test_a_head_with_broken_weights_changes_no_text(name: str) -> None:
     target = toy()
     head = head_for(name, target)

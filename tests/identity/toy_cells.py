@@ -31,6 +31,7 @@ from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.models.row_costs import RowCosts
 from outrider.testing.oracle import OracleText, oracle_text
 from outrider.testing.scripted import ScriptedDrafter
+from outrider.testing.scripted_exit import scripted_exit
 from outrider.testing.scripted_head import ScriptedHead
 from outrider.testing.scripted_medusa import ScriptedMedusa, random_medusa
 from outrider.testing.tiny_head import tiny_eagle, tiny_eagle3
@@ -168,6 +169,12 @@ def _scripted_medusa(topk: int) -> Factory:
     return build
 
 
+def _scripted_exit(topk: int) -> Factory:
+    return lambda target, jobs: scripted_exit(
+        target, {job.request.request_id: job.text for job in jobs}, layers=2, topk=topk
+    )
+
+
 def _random_medusa(target: ToyTarget, jobs: Sequence[Job]) -> Drafter:
     target.tap([target.num_layers])
     heads = random_medusa(target, heads=8)
@@ -204,6 +211,8 @@ METHODS = (
     Method("medusa, 30 % wrong", _scripted_medusa(1)),
     Method("medusa tree, 30 % wrong", _scripted_medusa(2), width=5, good=True),
     Method("medusa tree, random heads", _random_medusa, width=8),
+    Method("exit head, 30 % wrong", _scripted_exit(1)),
+    Method("exit head tree, 30 % wrong", _scripted_exit(2), width=3, good=True),
     Method("ngram, then medusa", lambda target, jobs: ChainedDrafter(
         [NgramDrafter(), _scripted_medusa(1)(target, jobs)], target.taps)),
     Method("ngram, then imitation", lambda target, jobs: ChainedDrafter(

@@ -34,7 +34,7 @@ _SPECULATION = (
                  help=f"Drafter: {', '.join(BUILT_IN_METHODS)}, auto, a package's own, or a list of them."),
     click.option("--num-speculative-tokens", type=int, metavar="K", help="Tokens drafted per round."),
     click.option("--draft-model", "-md", metavar="MODEL",
-                 help="The draft model, or the folder or hub id of a head for medusa, eagle, eagle3."),
+                 help="The draft model, or the folder or hub id of a head for medusa, eagle, eagle3, self_draft."),
     click.option("--num-steps", type=int, metavar="N", help="Depth of a drafted tree."),
     click.option("--topk", type=int, metavar="N", help="Children per node of a drafted tree."),
     click.option("--tree-budget", type=int, metavar="N", help="Nodes of a drafted tree."),

@@ -13,7 +13,8 @@ from outrider.core.records import TokenWeights
 from outrider.drafters.calibration import CalibrationText
 from outrider.drafters.head_variants import Reading
 from outrider.models.eagle_head import EagleHead, attention
-from outrider.models.heads import MedusaConfig
+from outrider.models.exit_head import ExitHead
+from outrider.models.heads import ExitConfig, MedusaConfig
 from outrider.models.medusa_head import MedusaHeads
 
 STEPS = 3
@@ -58,7 +59,9 @@ def kept_guesses(reading: Reading, material: Material, weights: TokenWeights, nu
     )  # [entries, taps, hidden]
     device = lagged.device
     with torch.inference_mode():
-        if isinstance(reading.head.config, MedusaConfig):
+        if isinstance(reading.head.config, ExitConfig):
+            guesses = _exit_guesses(ExitHead(reading.head, weights, device=device), lagged[:, 0], places)
+        elif isinstance(reading.head.config, MedusaConfig):
             guesses = _medusa_guesses(
                 MedusaHeads(reading.head, weights, device=device), lagged[places.judged, 0]
             )
@@ -102,6 +105,13 @@ def _lagged(features: torch.Tensor, lag: int, count: int) -> torch.Tensor:  # [c
 def _medusa_guesses(heads: MedusaHeads, states: torch.Tensor) -> torch.Tensor:  # [judged, heads]
     best = heads(states, min(STEPS, heads.count)).argmax(dim=-1)
     return best if heads.token_map is None else heads.token_map[best]
+
+
+def _exit_guesses(head: ExitHead, states: torch.Tensor, places: _Places) -> torch.Tensor:  # [judged, STEPS]
+    """Entry t guesses the token at t + 2, so guess j is what the state of its own position, t + 1 + j, says."""
+    rows = places.judged.to(states.device)[:, None] + 1 + torch.arange(STEPS, device=states.device)
+    best = head(states[rows.flatten()]).argmax(dim=-1).view_as(rows)
+    return best if head.token_map is None else head.token_map[best]
 
 
 def _eagle_guesses(

@@ -9,7 +9,7 @@ import torch
 
 from outrider.core.protocols import TappedTarget
 from outrider.models.eagle_shapes import feature_taps
-from outrider.models.heads import EagleConfig, Head
+from outrider.models.heads import EagleConfig, ExitConfig, Head
 
 _THETAS = (10_000.0, 500_000.0, 1_000_000.0)
 _TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -37,6 +37,8 @@ class Change:
 
 def reading_of(head: Head, num_layers: int) -> Reading:
     """The head as its files describe it, on a target of `num_layers`."""
+    if isinstance(head.config, ExitConfig):
+        return Reading(head, (head.config.exit_layer,))
     if not isinstance(head.config, EagleConfig):
         return Reading(head, (num_layers,))
     return Reading(head, tuple(dict.fromkeys(feature_taps(head.config, num_layers))))
@@ -45,6 +47,9 @@ def reading_of(head: Head, num_layers: int) -> Reading:
 def other_readings(reading: Reading, target: TappedTarget) -> Iterator[tuple[Reading, Change]]:
     """Every reading that differs in one thing and that the target can serve."""
     config = reading.head.config
+    if isinstance(config, ExitConfig):
+        yield from _exits(reading, config, target.num_layers)
+        return
     yield from _pairings(reading)
     if not isinstance(config, EagleConfig):
         yield from _last_layer(reading, target.num_layers)
@@ -75,6 +80,17 @@ def _pairings(reading: Reading) -> Iterator[tuple[Reading, Change]]:
                 remedy,
             ),
         )
+
+
+def _exits(reading: Reading, config: ExitConfig, num_layers: int) -> Iterator[tuple[Reading, Change]]:
+    now = config.exit_layer
+    for layer in (now - 1, now + 1):
+        if 1 <= layer < num_layers:
+            changed = replace(reading.head, config=replace(config, exit_layer=layer))
+            yield (
+                replace(reading, head=changed, taps=(layer,)),
+                Change(f"reads hidden state {now}", f"reading {layer}", f"set exit_layer to {layer}"),
+            )
 
 
 def _last_layer(reading: Reading, num_layers: int) -> Iterator[tuple[Reading, Change]]:

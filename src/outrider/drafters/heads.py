@@ -8,17 +8,19 @@ from collections.abc import Callable
 
 import torch
 
-from outrider.core.protocols import Drafter, TappedTarget
+from outrider.core.protocols import Drafter, LayeredTarget, TappedTarget
 from outrider.core.records import TokenWeights
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.head_check import check_at_load
 from outrider.drafters.medusa import MedusaDrafter
+from outrider.drafters.self_draft import SelfDrafter
 from outrider.drafters.setup import DrafterSetup, tapped
 from outrider.errors import ConfigError
 from outrider.models.eagle_head import EagleHead
+from outrider.models.exit_head import ExitHead
 from outrider.models.head_cache import CachedHead, DraftHead
 from outrider.models.head_fit import check_head, with_positions
-from outrider.models.heads import Head
+from outrider.models.heads import EagleConfig, ExitConfig, Head
 from outrider.models.linear import Linear
 from outrider.models.load import device_named
 from outrider.models.medusa_head import MedusaHeads
@@ -60,6 +62,29 @@ def medusa_drafter(setup: DrafterSetup) -> Drafter:
         max_length=setup.config.max_model_len,
     )
 
+        costs=setup.costs(_bytes_read(setup, head, weights)),
+    )
+
+
+def exit_drafter(setup: DrafterSetup) -> Drafter:
+    """The target's first layers with the configured exit head. Raises as `eagle_drafter`."""
+    target, head, weights = _fitted(setup)
+    assert isinstance(head.config, ExitConfig), "a head of this method"
+    layers, wanted = head.config.exit_layer, setup.config.assistant_early_exit
+    if wanted not in (None, layers):
+        raise ConfigError(
+            f"assistant_early_exit is {wanted}, but head {head.name!r} was trained for {layers} layers: leave it out"
+        )
+    assert isinstance(target, LayeredTarget), "looked at before the head is read"
+    device = _device(setup)
+    module = ExitHead(head, weights, device=device)
+    _swap(setup, device, module.swap_products)
+    return SelfDrafter.early_exit(
+        target,
+        layers,
+        exit_head=module.eval(),
+        topk=setup.children("self_draft"),
+        sample_method=setup.sample_method,
 
 def _fitted(setup: DrafterSetup) -> tuple[TappedTarget, Head, TokenWeights]:
     """The target, its head, and what the head borrows."""

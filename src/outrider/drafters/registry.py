@@ -13,7 +13,7 @@ from outrider.core.protocols import Drafter, LayeredTarget
 from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.draft_model import ModelDrafter
 from outrider.drafters.head_check import check_model_at_load
-from outrider.drafters.heads import eagle_drafter, medusa_drafter
+from outrider.drafters.heads import eagle_drafter, exit_drafter, medusa_drafter
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.lookup import NgramDrafter
 from outrider.drafters.none import NoDrafter
@@ -129,6 +129,8 @@ def _self_draft(setup: DrafterSetup) -> Drafter:
         raise ConfigError(
             f"self_draft cannot run layers of a {type(target).__name__}; load with target='torch'"
         )
+    if config.exit_head is not None:
+        return exit_drafter(setup)
     if config.skip_layers is not None:
         return SelfDrafter.skip(
             target, config.skip_layers, topk=setup.children("self_draft"), sample_method=setup.sample_method

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -10,33 +11,48 @@ from outrider.core.protocols import LayeredTarget
 from outrider.core.records import Budget, Context, Draft, RoundResult
 from outrider.core.tree import TokenTree
 from outrider.drafters.growth import Growth, SampleMethod
+from outrider.drafters.rows import DraftRows, DraftVocabulary
 from outrider.errors import ConfigError
+
+
+class Exit(Protocol):
+    """What speaks for the target where its first layers end, as `ExitHead`."""
+
+    @property
+    def token_map(self) -> torch.Tensor | None:
+        """The target's ids [draft vocab] of the columns of rows; None where column i is token i."""
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits [n, draft vocab] of the token after each state's own, from states [n, hidden]."""
 
 
 class SelfDrafter:
     """Drafts with some layers of the target, on the target's cache; keeps no state of its own.
 
-    Pays off on models trained for it (LayerSkip); other models agree too little with their own early layers.
-    Where the target takes no trees it drafts chains.
+    Pays off on models trained for it (LayerSkip), or with a trained exit head: other models agree too little with what
+    their final norm and head make of their own early layers. Where the target takes no trees it drafts chains.
     """
 
     taps: tuple[int, ...] = ()
 
-    def __init__(self, target: LayeredTarget, layers: Sequence[int], *, topk: int = 1,
+    def __init__(self, target: LayeredTarget, layers: Sequence[int], *, exit_head: Exit | None = None, topk: int = 1,
                  sample_method: SampleMethod = SampleMethod.PROBABILISTIC) -> None:  # fmt: skip
+        """`exit_head` speaks behind the layers; None: the target's own final norm and head."""
         self.layers = tuple(layers)
-        self._target = target
+        self._target, self._exit = target, exit_head
+        token_map = None if exit_head is None else exit_head.token_map
+        self._vocabulary = None if token_map is None else DraftVocabulary(token_map, target.vocab_size)
         self._growth = Growth(target.vocab_size, topk if target.supports_trees else 1, sample_method)
 
     @staticmethod
-    def early_exit(target: LayeredTarget, layers: int, *, topk: int = 1,
+    def early_exit(target: LayeredTarget, layers: int, *, exit_head: Exit | None = None, topk: int = 1,
                    sample_method: SampleMethod = SampleMethod.PROBABILISTIC) -> SelfDrafter:  # fmt: skip
         """Drafts with the first `layers` layers. Raises `ConfigError` unless that leaves a part out."""
         if not 1 <= layers < target.num_layers:
             raise ConfigError(
                 f"assistant_early_exit must be between 1 and {target.num_layers - 1} here, not {layers}"
             )
-        return SelfDrafter(target, range(layers), topk=topk, sample_method=sample_method)
+        return SelfDrafter(target, range(layers), exit_head=exit_head, topk=topk, sample_method=sample_method)
 
     @staticmethod
     def skip(target: LayeredTarget, skipped: Sequence[int], *, topk: int = 1,
@@ -73,6 +89,12 @@ class SelfDrafter:
 
     def _rows(
         self, contexts: Sequence[Context], trees: Sequence[TokenTree], wanted: Sequence[Sequence[int]]
-    ) -> list[torch.Tensor]:
-        found = self._target.draft_rows(contexts, trees, self.layers)
-        return [rows[list(asked)] for rows, asked in zip(found, wanted)]
+    ) -> Sequence[torch.Tensor | DraftRows]:
+        if self._exit is None:
+            found = self._target.draft_rows(contexts, trees, self.layers)
+            return [rows[list(asked)] for rows, asked in zip(found, wanted)]
+        states = self._target.draft_states(contexts, trees, self.layers)
+        with torch.no_grad():
+            spoken = self._exit(torch.cat([own[list(asked)] for own, asked in zip(states, wanted)]))
+        parts = torch.split(spoken, [len(asked) for asked in wanted])
+        return parts if self._vocabulary is None else [self._vocabulary.rows(part) for part in parts]

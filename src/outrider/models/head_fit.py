@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from outrider.errors import ModelLoadError, PairError
 from outrider.models.eagle_shapes import feature_taps
-from outrider.models.heads import EagleConfig, Head, MedusaConfig
+from outrider.models.heads import EagleConfig, ExitConfig, Head
 
 
 def check_head(head: Head, *, vocab_size: int, hidden_size: int, num_layers: int) -> None:
@@ -15,13 +15,13 @@ def check_head(head: Head, *, vocab_size: int, hidden_size: int, num_layers: int
     `PairError` where the vocabularies differ, else `ModelLoadError`.
     """
     config = head.config
-    vocabulary = config.vocab_size if isinstance(config, MedusaConfig) else config.arch.vocab_size
+    vocabulary = config.arch.vocab_size if isinstance(config, EagleConfig) else config.vocab_size
     if vocabulary != vocab_size:
         raise PairError(
             f"head {head.name!r} is for a vocabulary of {vocabulary} tokens, the target has {vocab_size}: use a head "
             "that was trained for this target"
         )
-    hidden = config.hidden if isinstance(config, MedusaConfig) else config.target_hidden
+    hidden = config.target_hidden if isinstance(config, EagleConfig) else config.hidden
     if hidden != hidden_size:
         raise ModelLoadError(
             f"head {head.name!r} reads hidden states of {hidden} values, the target has {hidden_size}: use a head "
@@ -29,12 +29,17 @@ def check_head(head: Head, *, vocab_size: int, hidden_size: int, num_layers: int
         )
     if isinstance(config, EagleConfig):
         _check_eagle(head, config, num_layers)
+    if isinstance(config, ExitConfig) and config.exit_layer >= num_layers:
+        raise ModelLoadError(
+            f"head {head.name!r} reads what {config.exit_layer} layers make, and the target has {num_layers}: use a "
+            "head that was trained for this target"
+        )
 
 
 def with_positions(head: Head, max_length: int) -> Head:
     """The head with a position limit of at least `max_length`, the target's: published limits are a habit of trainers.
 
-    Rotary embedding has no end; Medusa heads have no positions.
+    Rotary embedding has no end; other heads have no positions.
     """
     config = head.config
     if not isinstance(config, EagleConfig) or config.arch.max_positions >= max_length:

@@ -43,6 +43,17 @@ class MedusaConfig:
     bias: bool = True
 
 
+@dataclass(frozen=True)
+class ExitConfig:
+    """The shape of an exit head, which makes a draft model of the target's first layers."""
+
+    exit_layer: int  # how many layers run before it
+    hidden: int
+    intermediate: int  # of its gated block
+    vocab_size: int  # the target's
+    draft_vocab: int  # of the target's output rows, which it speaks through
+
+
 @dataclass(frozen=True, eq=False)
 class Head:
     """A head with its tensors under one set of names.
@@ -53,12 +64,13 @@ class Head:
     `layers.0.hidden_norm.weight`, `norm.weight`, `fc_norm.{i}.weight`, `input_norm.weight`. `embed_tokens.weight`
     and, in EAGLE-3, `lm_head.weight` where the head has its own.
     Medusa: `heads.{i}.{j}.weight`, `heads.{i}.{j}.bias`, `heads.{i}.out.weight`.
+    Exit: `block_norm.weight`, `gate_proj.weight`, `up_proj.weight`, `down_proj.weight`, `norm.weight`.
 
     `token_map` [draft_vocab] int64: the target's id of each draft id; None where they are equal. `findings`: what the
     files left open and how it was settled, a line each.
     """
 
-    config: EagleConfig | MedusaConfig
+    config: EagleConfig | MedusaConfig | ExitConfig
     tensors: Mapping[str, torch.Tensor]
     token_map: torch.Tensor | None = None  # [draft_vocab] int64
     name: str = ""
@@ -69,14 +81,16 @@ class Head:
         """The method that drafts with it."""
         if isinstance(self.config, MedusaConfig):
             return "medusa"
+        if isinstance(self.config, ExitConfig):
+            return "self_draft"
         return "eagle3" if self.config.is_eagle3 else "eagle"
 
 
 def read_head(model: str | Path, *, revision: str | None = None) -> Head:
     """A head from a folder, or a hub id at `revision`.
 
-    EAGLE-1 to 3, speculators' eagle3, Medusa v1, Medusa within a full model, and vLLM's Medusa are told apart by keys
-    and tensors. Raises `ModelLoadError` in one line that names the file, what is wrong, and the remedy.
+    EAGLE-1 to 3, speculators' eagle3, Medusa v1, Medusa within a full model, vLLM's Medusa and exit heads are told
+    apart by keys and tensors. Raises `ModelLoadError` in one line that names the file, what is wrong, and the remedy.
     """
     # The readers build the records above.
     from outrider.models.head_formats.read import find_folder, read_folder

@@ -44,7 +44,7 @@ class ScriptedMedusa:
                  sample_method: SampleMethod = SampleMethod.PROBABILISTIC) -> None:  # fmt: skip
         self.taps = (tap,)
         self._lengths: dict[int, int] = {}
-        script = _Script(texts, vocab_size, heads, corrupted, seed)
+        script = Script(texts, vocab_size, heads, corrupted, seed)
         self._drafter = MedusaDrafter(
             script, tap=tap, target_vocab_size=vocab_size, topk=topk, sample_method=sample_method
         )
@@ -83,7 +83,7 @@ class ScriptedMedusa:
         return torch.tensor(places, dtype=torch.float64).reshape(count, 1, 2)
 
 
-class _Script:
+class Script:
     """Heads that read a place and look its text up."""
 
     row_invariant = True

@@ -9,6 +9,7 @@ from typing import Any
 from outrider.errors import ModelLoadError
 from outrider.models import hub
 from outrider.models.head_formats.eagle import plain_name, read_eagle
+from outrider.models.head_formats.exit import is_exit, read_exit
 from outrider.models.head_formats.files import HeadFolder, WeightFiles, open_folder
 from outrider.models.head_formats.medusa import medusa_names, read_medusa
 from outrider.models.head_formats.speculators import TYPE_KEY, read_speculators
@@ -59,7 +60,8 @@ def is_head(path: Path) -> bool:
     try:
         with reading(path):
             folder = open_folder(path)
-            if TYPE_KEY in (folder.config or {}) or _other_class(folder.config or {}):
+            config = folder.config or {}
+            if TYPE_KEY in config or is_exit(config) or _other_class(config):
                 return True
             names = WeightFiles(folder.weights).names
             return bool(medusa_names(names)) or _is_eagle(names)
@@ -72,6 +74,8 @@ def _read(folder: HeadFolder, name: str) -> Head:
     config = folder.config or {}
     if TYPE_KEY in config:
         return read_speculators(config, weights.read(weights.names), name)
+    if is_exit(config):
+        return read_exit(config, weights.read(weights.names), name)
     other = _other_class(config)
     if other is not None:
         raise ModelLoadError(

@@ -6,14 +6,16 @@ from pathlib import Path
 
 from outrider.errors import ModelLoadError, nearest
 from outrider.models.head_formats.eagle_forms import eagle3_form, eagle_form, speculators_form
+from outrider.models.head_formats.exit import exit_form
 from outrider.models.head_formats.form import HeadForm, cannot_hold
 from outrider.models.head_formats.medusa_forms import medusa_form, medusa_vllm_form
-from outrider.models.heads import EagleConfig, Head, MedusaConfig
+from outrider.models.heads import EagleConfig, ExitConfig, Head
 from outrider.models.new_folder import new_folder, write_model
 
 _EAGLE_FORMS = {"eagle": eagle_form, "eagle3": eagle3_form, "speculators": speculators_form}
 _MEDUSA_FORMS = {"medusa": medusa_form, "medusa_vllm": medusa_vllm_form}
-FORMS = (*_EAGLE_FORMS, *_MEDUSA_FORMS)
+_EXIT_FORMS = {"outrider": exit_form}
+FORMS = (*_EAGLE_FORMS, *_MEDUSA_FORMS, *_EXIT_FORMS)
 
 
 def write_head(head: Head, folder: str | Path, form: str, *, target: str | None = None) -> None:
@@ -35,7 +37,10 @@ def _contents(head: Head, form: str, target: str | None) -> HeadForm:
         if form not in _EAGLE_FORMS:
             raise cannot_hold(form, f"it is an EAGLE head: use one of {', '.join(_EAGLE_FORMS)}")
         return _EAGLE_FORMS[form](head, head.config, target)
-    assert isinstance(head.config, MedusaConfig)
+    if isinstance(head.config, ExitConfig):
+        if form not in _EXIT_FORMS:
+            raise cannot_hold(form, f"it is an exit head: use {', '.join(_EXIT_FORMS)}")
+        return _EXIT_FORMS[form](head, head.config, target)
     if form not in _MEDUSA_FORMS:
         raise cannot_hold(form, f"these are Medusa heads: use one of {', '.join(_MEDUSA_FORMS)}")
     return _MEDUSA_FORMS[form](head, head.config, target)
