@@ -20,7 +20,7 @@ from outrider.models.eagle_head import EagleHead
 from outrider.models.exit_head import ExitHead
 from outrider.models.head_cache import CachedHead, DraftHead
 from outrider.models.head_fit import check_head, with_positions
-from outrider.models.heads import EagleConfig, ExitConfig, Head
+from outrider.models.heads import ExitConfig, Head
 from outrider.models.linear import Linear
 from outrider.models.load import device_named
 from outrider.models.medusa_head import MedusaHeads
@@ -62,9 +62,6 @@ def medusa_drafter(setup: DrafterSetup) -> Drafter:
         max_length=setup.config.max_model_len,
     )
 
-        costs=setup.costs(_bytes_read(setup, head, weights)),
-    )
-
 
 def exit_drafter(setup: DrafterSetup) -> Drafter:
     """The target's first layers with the configured exit head. Raises as `eagle_drafter`."""
@@ -85,6 +82,8 @@ def exit_drafter(setup: DrafterSetup) -> Drafter:
         exit_head=module.eval(),
         topk=setup.children("self_draft"),
         sample_method=setup.sample_method,
+    )
+
 
 def _fitted(setup: DrafterSetup) -> tuple[TappedTarget, Head, TokenWeights]:
     """The target, its head, and what the head borrows."""
