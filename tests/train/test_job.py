@@ -37,6 +37,7 @@ SHAPES = {
     "eagle3": DraftShape("eagle3", 64, (0, 1, 2), ttt_steps=2),
     "medusa": DraftShape("medusa", 64, num_heads=2),
     "draft_model": DraftShape("draft_model", 64, ttt_steps=2, layers=(0, 1)),
+    "self_draft": DraftShape("draft_model", 64, ttt_steps=2, early_exit=1),
 }
 
 

@@ -33,6 +33,8 @@ _SHAPE = (
     click.option("--lm-head", default="target", show_default=True, metavar="NAME",
                  help="eagle3, medusa: speak through the target's rows, or through own ones that are trained."),
     click.option("--layers", metavar="I,I", help="draft_model: the target's layers that the student is made of."),
+    click.option("--early-exit", type=int, metavar="K",
+                 help="draft_model: the target's first K layers stay as they are, a head behind them is trained."),
 )  # fmt: skip
 _RUN = (
     click.option("--start-from", metavar="DIR", help="eagle3, medusa: a trained head to go on from."),
@@ -111,7 +113,7 @@ def _settings(method: str, prompts: tuple[Path, ...], output: Path, given: dict[
     shape = DraftShape(
         method, given["draft_vocab_size"], _numbers("--target-layer-ids", given["target_layer_ids"]), given["loss_fn"],
         given["ttt_steps"], given["ttt_retention"], given["num_heads"], given["num_layers"], given["lm_head"],
-        _numbers("--layers", given["layers"]),
+        _numbers("--layers", given["layers"]), given["early_exit"],
     )  # fmt: skip
     return TrainSettings(
         shape=shape, prompts=prompts, output=output, start_from=given["start_from"],

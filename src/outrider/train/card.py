@@ -12,6 +12,7 @@ FILE = "README.md"
 _KINDS = {
     "eagle3": "An EAGLE-3 draft head",
     "medusa": "Medusa heads",
+    "self_draft": "An exit head behind the target's own first layers",
     "draft_model": "A draft model of some of the target's layers, which borrows embedding and output head from it",
 }
 

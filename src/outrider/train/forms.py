@@ -10,6 +10,7 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "eagle3": ("eagle3", "speculators"),
     "medusa": ("medusa_vllm", "medusa"),
     "draft_model": ("outrider", "transformers"),
+    "self_draft": ("outrider",),
 }
 """The first is the one that this library drafts with."""
 

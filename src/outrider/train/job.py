@@ -40,7 +40,7 @@ from outrider.train.texts import Text
 
 _ANSWER_SHARE = 0.33  # of a budget
 _PROOF_SHARE = 0.1
-_RATES = {"eagle3": 1e-3, "medusa": 1e-3, "draft_model": 5e-4}
+_RATES = {"eagle3": 1e-3, "medusa": 1e-3, "draft_model": 5e-4, "self_draft": 1e-3}
 _IN_THE_WAY = (errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 _HELD_OUT_MEMORY = 1 << 30
 
@@ -249,7 +249,7 @@ class _Job:
 
     @property
     def _learning_rate(self) -> float:
-        return self._settings.learning_rate or _RATES[self._settings.shape.method]
+        return self._settings.learning_rate or _RATES[self._settings.shape.drafts_by]
 
     def _spent(self) -> float:
         return time.monotonic() - self._begin

@@ -32,7 +32,7 @@ class Recipe(Protocol):
 
     @property
     def method(self) -> str:
-        """The method that drafts with it: eagle3, medusa or draft_model."""
+        """The method that drafts with it: eagle3, medusa, draft_model or self_draft."""
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -10,12 +10,14 @@ import torch
 from outrider.core.records import TokenWeights
 from outrider.errors import ConfigError
 from outrider.models.arch import Arch
+from outrider.models.exit_head import untrained_exit
 from outrider.models.head_fit import check_head
-from outrider.models.heads import MedusaConfig
+from outrider.models.heads import ExitConfig, MedusaConfig
 from outrider.models.load import ModelSource, load_state
 from outrider.models.medusa_head import untrained_head
 from outrider.train.draft_model import DraftModelRecipe
 from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config, initial_head
+from outrider.train.early_exit import EarlyExitRecipe
 from outrider.train.losses import loss_named
 from outrider.train.medusa import MedusaRecipe
 from outrider.train.output import Output
@@ -69,7 +71,7 @@ def recipe_for(
     token_map = _token_map(settings.shape, target, texts) if start is None else start.head.token_map
     setup = RecipeSetup(settings.shape, target, token_map, settings.seed, settings.device)
     if settings.shape.method == "draft_model":
-        return _draft_model(setup)
+        return _draft_model(setup) if settings.shape.early_exit is None else _early_exit(setup)
     if start is not None:
         arch = target.arch
         check_head(start.head, vocab_size=arch.vocab_size, hidden_size=arch.hidden, num_layers=arch.layers)
@@ -155,6 +157,19 @@ def _draft_model(setup: RecipeSetup) -> Recipe:
     return DraftModelRecipe(
         student, target.weights, files, num_layers=target.arch.layers, loss=loss_named(shape.loss_fn),
         steps=shape.ttt_steps or _TTT_STEPS, device=setup.device,
+    )  # fmt: skip
+
+
+def _early_exit(setup: RecipeSetup) -> Recipe:
+    shape, arch, weights = setup.shape, setup.target.arch, setup.target.weights
+    layers = shape.early_exit or 0
+    if not 1 <= layers < arch.layers:
+        raise ConfigError(f"early_exit must leave a part of the {arch.layers} layers out, not be {layers}")
+    config = ExitConfig(layers, arch.hidden, arch.intermediate, arch.vocab_size, setup.draft_vocab)
+    head = untrained_exit(config, weights, setup.token_map, seed=setup.seed)
+    return EarlyExitRecipe(
+        head, weights, num_layers=arch.layers, loss=loss_named(shape.loss_fn), steps=shape.ttt_steps or _TTT_STEPS,
+        target=setup.target.source.name, device=setup.device,
     )  # fmt: skip
 
 

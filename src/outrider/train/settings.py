@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import ConfigError, nearest
-from outrider.train.forms import FORMS, check_form
+from outrider.train.forms import check_form
 from outrider.train.output import Output
 
-METHODS = tuple(FORMS)
+METHODS = ("eagle3", "medusa", "draft_model")
 LOSS_NAMES = ("kl_div", "ce", "tv", "lk_hybrid")  # of `train.losses`, which takes torch to import
 _GOING_ON = ("eagle3", "medusa")
 _SEED_LIMIT = 1 << 32
@@ -35,6 +35,7 @@ class DraftShape:
     num_layers: int | None = None  # medusa: residual blocks of a head
     lm_head: str = "target"  # eagle3, medusa: speak through the target's rows, or through `own` ones
     layers: tuple[int, ...] | None = None  # draft_model: the target's layers that the student is made of
+    early_exit: int | None = None  # draft_model: its first layers, behind which an exit head is trained
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -54,13 +55,14 @@ class DraftShape:
             ("num_heads", ("medusa",)),
             ("num_layers", ("medusa",)),
             ("layers", ("draft_model",)),
+            ("early_exit", ("draft_model",)),
         ):
             if getattr(self, name) is not None and self.method not in owners:
                 raise ConfigError(
                     f"{name} is a setting of {' and '.join(owners)}, not of {self.method}: remove it"
                 )
         for name, most in (("draft_vocab_size", 1 << 20), ("ttt_steps", 16), ("num_heads", 16),
-                           ("num_layers", 16)):  # fmt: skip
+                           ("num_layers", 16), ("early_exit", 1 << 10)):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise ConfigError(f"{name} must be from 1 to {most}, not {value}")
@@ -70,9 +72,18 @@ class DraftShape:
             value = getattr(self, name)
             if value is not None and (not value or min(value) < 0):
                 raise ConfigError(f"{name} must name layers from 0, not {list(value)}")
+        if self.layers is not None and self.early_exit is not None:
+            raise ConfigError(
+                "layers and early_exit both say what the student is made of: give one of the two"
+            )
         taps = self.target_layer_ids or ()
         if len(set(taps)) < len(taps):
             raise ConfigError(f"target_layer_ids must be distinct, not {list(taps)}")
+
+    @property
+    def drafts_by(self) -> str:
+        """The method that drafts with what is trained."""
+        return self.method if self.early_exit is None else "self_draft"
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,7 @@ class TrainSettings:
             raise ConfigError(f"seed must be from 0 to {_SEED_LIMIT - 1}, not {self.seed}")
         self._check_start()
         for form in self.forms:
-            check_form(self.shape.method, form)
+            check_form(self.shape.drafts_by, form)
         if self.budget is not None and self.steps is not None:
             raise ConfigError("budget and steps both say how long training takes: give one of the two")
 
