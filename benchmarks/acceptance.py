@@ -35,7 +35,7 @@ from outrider.core.noise import Place, RoundNoise
 from outrider.core.protocols import Chunk, LayeredTarget, TargetModel
 from outrider.core.records import Context, Draft, Group, RoundResult
 from outrider.core.tree import TokenTree
-from outrider.drafters.growth import LEADS
+from outrider.drafters.node_kinds import LEADS
 from outrider.models.load import load, load_arch, load_state, resolve
 from outrider.models.native_load import load_native
 from outrider.models.settings import RunSettings

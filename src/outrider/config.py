@@ -101,6 +101,7 @@ class SpeculativeConfig:
     draft_device: str | None = None
     draft_dtype: str | None = None
     check_draft: bool | None = None
+    cut_drafts: bool | None = None
     guarantee: str = "same_text"
     rejection_sample_method: str | None = None
     num_speculative_tokens_per_batch_size: Sequence[Sequence[int]] | None = None
@@ -149,12 +150,12 @@ class SpeculativeConfig:
         return self.model is None and any(name in MODEL_METHODS for name in self.methods)
 
     @property
-    @property
     def exit_head(self) -> Any:
         """The `model` that `self_draft` drafts with; None without one, and where it is that of another method."""
         others = any(name in MODEL_METHODS for name in self.methods)
         return None if others or "self_draft" not in self.methods else self.model
 
+    @property
     def depth(self) -> int:
         """K: how many tokens deep a draft may go."""
         if self.methods == ("none",):
@@ -236,7 +237,7 @@ class SpeculativeConfig:
             value = getattr(self, name)
             if (value is not None or name == "guarantee") and value not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-        for name in ("suffix_share_requests", "check_draft"):
+        for name in ("suffix_share_requests", "check_draft", "cut_drafts"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
                 raise ConfigError(f"{name} must be true or false, not {value!r}")
@@ -293,7 +294,6 @@ class SpeculativeConfig:
                 "rejection_sample_method needs guarantee 'same_distribution'; same_text matches tokens"
             )
 
-
     def _check_self_draft(self) -> None:
         if "self_draft" not in self.methods:
             return
@@ -307,6 +307,7 @@ class SpeculativeConfig:
         for key in ("revision", "draft_device", "draft_dtype", "check_draft"):
             if getattr(self, key) is not None and self.methods == ("self_draft",) and head is None:
                 raise ConfigError(f"{key} is for an exit head, and self_draft has none: name one as 'model'")
+
 
 def implied_method(given: Mapping[str, Any]) -> str:
     """The method that a lone `model` or method-specific key leaves no doubt about."""

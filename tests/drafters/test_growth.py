@@ -19,6 +19,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.tree import TokenTree
 from outrider.drafters.growth import Growth, SampleMethod, ScoreRows
 from outrider.errors import ConfigError
+from outrider.models.row_costs import FREE, DraftCosts, RowCosts
 from outrider.testing.branching import outcomes
 from outrider.testing.language import BlurredLanguage, HashedLanguage, Language, TableLanguage
 from outrider.testing.rule_contract import law_of_texts
@@ -109,12 +110,58 @@ def test_temperature_zero_drafts_the_best_tokens(guarantee: Guarantee) -> None:
     assert first == np.argsort(-LANGUAGE([1, 2, 3]))[:3].tolist()
 
 
-def test_at_temperature_zero_a_tree_holds_the_greedy_chain() -> None:
+def test_at_temperature_zero_a_tree_is_deep_where_the_draft_model_is_sure_and_wide_where_not() -> None:
+    sure, unsure = (HashedLanguage(VOCAB, seed=4, order=3, sharpness=sharpness) for sharpness in (30.0, 0.2))
     for start in range(VOCAB):
         place = Context.of([start], sampling=SamplingParams(temperature=0.0))
-        chain = grown(Growth(VOCAB), place, Budget(4, 4))
-        tree = grown(Growth(VOCAB, topk=3), place, Budget(4, 9))
+        chain = grown(Growth(VOCAB), place, Budget(4, 4), language=sure)
+        tree = grown(Growth(VOCAB, topk=3), place, Budget(4, 5), language=sure)
         assert chain.nodes.tokens in [tree.nodes.path_tokens(node) for node in range(len(tree))]
+        wide = grown(Growth(VOCAB, topk=3), place, Budget(4, 5), language=unsure)
+        assert wide.nodes.depths.count(1) == 3
+
+
+@pytest.mark.parametrize("topk", [1, 3])
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_end_where_they_cost_more_than_they_promise(
+    topk: int, guarantee: Guarantee, temperature: float
+) -> None:
+    place = context(sampling=SamplingParams(temperature=temperature), guarantee=guarantee)
+    budget = Budget(4, 4 * topk)
+
+    def drafted(rows: float, level: float) -> Draft:
+        return grown(Growth(VOCAB, topk, costs=DraftCosts(RowCosts.linear(rows), level)), place, budget)
+
+    assert len(drafted(0.0, 0.0)) == 4 * topk, "what costs nothing is as long as it may be"
+    assert max(drafted(0.0, 9.0).nodes.depths) == 1, "another forward costs more than all tokens below it"
+    assert drafted(9.0, 0.0) is EMPTY_DRAFT, "a row costs more than its token"
+    assert 0 < len(drafted(0.15, 0.0)) < len(drafted(0.0, 0.0))
+
+
+def test_a_sure_draft_model_drafts_further_at_the_same_costs() -> None:
+    place = context(sampling=SamplingParams(temperature=0.0))
+    costs = DraftCosts(RowCosts.linear(0.1), 0.1)
+    sure, unsure = (
+        grown(
+            Growth(VOCAB, costs=costs), place, Budget(8, 8), language=HashedLanguage(VOCAB, 4, 3, sharpness)
+        )
+        for sharpness in (30.0, 0.2)
+    )
+    assert len(sure) > len(unsure)
+
+
+def test_what_a_given_chain_promises_counts() -> None:
+    """Below a chain that was never kept nothing is worth a row."""
+    place = context(sampling=SamplingParams(temperature=0.0))
+    growth = Growth(VOCAB, costs=DraftCosts(RowCosts.linear(0.1), 0.0))
+    given = Draft.chain([7, 7])
+    first = grown(growth, place, Budget(4, 4), given)
+    assert len(first) > 2
+    for _ in range(40):
+        draft = grown(growth, place, Budget(4, 4), given)
+        growth.observe([RoundResult(place.sequence_id, (0,), (), draft, Scores(torch.empty(0)))])
+    assert grown(growth, place, Budget(4, 4), given) is given
 
 
 def test_at_temperature_zero_the_first_child_obeys_the_processors() -> None:
@@ -147,9 +194,11 @@ Q = {(): (0.2, 0.45, 0.35), (0,): (0.6, 0.2, 0.2), (2, 2): (0.0, 1.0, 0.0), (1, 
     ],
 )
 @pytest.mark.parametrize("sampling", [HOT, SamplingParams(temperature=0.8, top_k=2)])
+@pytest.mark.parametrize("costs", [FREE, DraftCosts(RowCosts.linear(0.2), 0.2)], ids=["free", "cut"])
 def test_the_enumerated_law_of_the_text_is_the_targets(rule: AcceptanceRule, topk: int, budget: Budget,
-                                                       sampling: SamplingParams) -> None:  # fmt: skip
-    """Cut and heated laws, trees whose shape hangs on all rows seen."""
+                                                       sampling: SamplingParams,
+                                                       costs: DraftCosts) -> None:  # fmt: skip
+    """Cut and heated laws, trees whose shape hangs on all rows seen, drafts as long as they are worth."""
     target, draft_model = TableLanguage(P), TableLanguage(Q)
     place = Context.of([2], sampling=sampling, guarantee=Guarantee.SAME_DISTRIBUTION)
 
@@ -157,7 +206,8 @@ def test_the_enumerated_law_of_the_text_is_the_targets(rule: AcceptanceRule, top
         return place.law.node(torch.from_numpy(target([2, *path])), path)
 
     def run(noise: Noise) -> tuple[int, ...]:
-        draft = grown(Growth(3, topk), replace(place, noise=noise), budget, language=draft_model)
+        growth = Growth(3, topk, costs=costs)
+        draft = grown(growth, replace(place, noise=noise), budget, language=draft_model)
         verdict = rule.judge(
             draft, lambda row: after(draft.nodes.path_tokens(row - 1 if row else None)), noise
         )

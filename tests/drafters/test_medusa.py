@@ -22,6 +22,7 @@ from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts
 from outrider.errors import ConfigError
 from outrider.models.medusa_head import MedusaHeads
+from outrider.models.row_costs import DraftCosts, RowCosts
 from outrider.testing.contract import check_drafter
 from outrider.testing.oracle import oracle_text
 from outrider.testing.scripted_medusa import ScriptedMedusa, random_medusa
@@ -174,6 +175,19 @@ def test_a_tree_learns_which_ranks_are_kept() -> None:
 def test_a_tree_is_worth_more_than_a_chain_of_its_depth() -> None:
     chain, tree = rounds_of(0.3, 1, Budget(4, 4)), rounds_of(0.3, 2, Budget(4, 10))
     assert len(tree) < len(chain)
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+def test_a_draft_holds_what_is_worth_its_rows(guarantee: Guarantee) -> None:
+    place = Context.of([1, 2, 3], sampling=SamplingParams(temperature=1.0), guarantee=guarantee)
+
+    def size(per_row: float) -> int:
+        costs = DraftCosts(RowCosts.linear(per_row), 0.1)
+        return len(drafted(drafter_of(random_rows(), topk=2, costs=costs), place, Budget(4, 8)))
+
+    assert size(0.0) == 8
+    assert 0 < size(0.2) < 8
+    assert size(9.0) == 0
 
 
 @pytest.mark.parametrize("sampling", [HOT, SamplingParams(temperature=0.6, top_k=4, frequency_penalty=1.0)])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from outrider.drafters.rank_tree import Ranks, likeliest_tree
+from outrider.drafters.rank_tree import Ranks, likeliest_tree, node_chances
 
 CHANCES = ((0.6, 0.2, 0.05), (0.4, 0.3, 0.1), (0.5, 0.1, 0.02))
 
@@ -59,3 +59,10 @@ def test_every_node_is_used_where_there_is_room_and_none_beyond() -> None:
     assert sum(likeliest_tree(CHANCES, 100).values()) == 3 + 9 + 27
     assert likeliest_tree(CHANCES, 0) == {}
     assert likeliest_tree((), 5) == {}
+
+
+def test_the_chance_of_a_node_is_the_product_along_its_path() -> None:
+    shape = {(): 2, (0,): 1, (1,): 1, (0, 0): 1}
+    chances = [(0.5, 0.25), (0.5,), (0.9,)]
+    assert node_chances(shape, chances) == [0.5, 0.25, 0.25, 0.225, 0.125]
+    assert node_chances({}, chances) == []

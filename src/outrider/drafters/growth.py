@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from bisect import bisect
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -17,44 +18,18 @@ from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Ids, N
 from outrider.core.noise import Place
 from outrider.core.records import Budget, Context, Draft, Guarantee, RoundResult
 from outrider.core.tree import TokenTree
+from outrider.drafters.node_kinds import GOES_ON, PRIORS, drawn_kinds, likeliest_kinds, ranked_kinds
 from outrider.drafters.plant import Plant
 from outrider.drafters.rows import DraftRows, HostRows, likeliest, siblings
-from outrider.drafters.values import NodeValues
+from outrider.drafters.values import GivenChains, NodeValues
 from outrider.errors import ConfigError, ScoreError
+from outrider.models.row_costs import FREE, DraftCosts
 
 ScoreRows = Callable[
     [Sequence[Context], Sequence[TokenTree], Sequence[Sequence[int]]], Sequence[torch.Tensor | DraftRows]
 ]
 """One forward of a draft model: of each tree the rows asked for, in their order. A tensor [rows, n] speaks of the
 target's first n tokens."""
-
-_WIDEST = 8  # ranks told apart; further ones count as the last of them
-LEADS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Between the classes of leads that are told apart, in nats."""
-
-# How often a child was kept whose parent was, before a text has shown its own share: over 60,000 positions of three
-# pairs (docs/log.md, node values). With noise shared it hangs on the rank and the lead and hardly on the draft's own
-# probability; of drawn children, on the rank.
-_DRAWN = (0.64, 0.09, 0.045, 0.03, 0.02, 0.015, 0.01, 0.01)
-_RANKED = (
-    (0.33, 0.44, 0.54, 0.70, 0.83, 0.95),
-    (0.27, 0.21, 0.15, 0.08, 0.04, 0.01),
-    (0.18, 0.14, 0.10, 0.054, 0.027, 0.006),
-    (0.13, 0.10, 0.068, 0.041, 0.017, 0.005),
-)
-PRIORS: Mapping[Hashable, float] = {
-    **{("drawn", rank): chance for rank, chance in enumerate(_DRAWN)},
-    **{
-        ("ranked", rank, lead): chance * 0.75 ** max(0, rank - 3)
-        for rank in range(_WIDEST)
-        for lead, chance in enumerate(_RANKED[min(rank, 3)])
-    },
-}
-
-
-_RANKED_KINDS = tuple(
-    tuple(("ranked", rank, lead) for lead in range(len(LEADS) + 1)) for rank in range(_WIDEST)
-)
 
 
 class SampleMethod(str, Enum):
@@ -79,20 +54,23 @@ class Growth:
     nodes left, and the number of children is fixed before they are drawn; rows of any node may decide where they go. A
     row without a law (NaN) gets no children: the target decides there.
 
-    How likely a node is to be kept: for greedy drafts its own probability, but at temperature 0 the best of siblings is
-    taken for sure; with noise the share of its like that was kept in this text (`NodeValues`), which `observe` counts.
+    How likely a node is to be kept: the share of its like that was kept in this text (`drafters.node_kinds`), which
+    `observe` counts; for `SampleMethod.GREEDY` with noise its own probability.
+
+    A draft ends where another forward, or another row to score, costs more passes of the target than it promises
+    tokens (`costs`). Where nodes are drawn, this is settled before, by their ranks alone.
 
     `vocab_size` is the target's: of longer rows the rest is left out. Raises `ConfigError`.
     """
 
     def __init__(self, vocab_size: int, topk: int = 1,
-                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC) -> None:  # fmt: skip
+                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC,
+                 costs: DraftCosts = FREE) -> None:  # fmt: skip
         if topk < 1:
             raise ConfigError(f"topk must be at least 1, not {topk}")
         self.vocab_size, self.topk, self.sample_method = vocab_size, topk, sample_method
-        self._kinds_of_ranks = [_RANKED_KINDS[min(rank, _WIDEST - 1)] for rank in range(topk)]
-        self._values: dict[int, NodeValues] = {}
-        self._kinds: dict[int, Mapping[int, Hashable]] = {}  # of the nodes grown last, by sequence
+        self._costs = costs
+        self._known: dict[int, _Known] = {}
 
     def grow(self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft],
              score: ScoreRows) -> list[Draft]:  # fmt: skip
@@ -100,7 +78,7 @@ class Growth:
 
         Below a given chain it goes on where the chain ends; a given tree is returned as it is.
         """
-        plants = [Plant(*job) for job in zip(contexts, budgets, drafts)]
+        plants = [self._plant(*job) for job in zip(contexts, budgets, drafts)]
         while growing := [plant for plant in plants if self._goes_on(plant)]:
             shares = [plant.share() for plant in growing]
             levels = [plant.next_level(self.topk) for plant in growing]
@@ -111,63 +89,100 @@ class Growth:
                     self._draw_level(plant, share, rows, level)
                 else:
                     self._choose_level(plant, rows, level)
-        self._kinds |= {plant.context.sequence_id: plant.kinds for plant in plants}
+        for plant in plants:
+            self._trim(plant)
+            self._known[plant.context.sequence_id].kinds = plant.kinds
         return [plant.draft() for plant in plants]
 
     def observe(self, results: Sequence[RoundResult]) -> None:
         """Counts what became of the nodes grown last."""
         for result in results:
-            kinds = self._kinds.pop(result.sequence_id, None)
-            if kinds:
-                self._values_of(result.sequence_id).observe(result, kinds)
+            known = self._known.get(result.sequence_id)
+            if known is not None:
+                known.observe(result)
 
     def forget(self, sequence_id: int) -> None:
         """Frees what is known of a sequence."""
-        self._values.pop(sequence_id, None)
-        self._kinds.pop(sequence_id, None)
+        self._known.pop(sequence_id, None)
 
     def _goes_on(self, plant: Plant) -> bool:
         """Whether another level could add to a plant: there is room, or a point mass may take the place of a worse."""
         if not plant.grows:
             return False
-        return plant.share() > 0 or (self._choice(plant.context) is not _Choice.DRAWN and plant.can_improve)
+        if plant.share() <= 0 and (self._choice(plant.context) is _Choice.DRAWN or not plant.can_improve):
+            return False
+        return self._pays(plant)
+
+    def _pays(self, plant: Plant) -> bool:
+        """Whether another level promises more tokens for its cost than the draft as it stands does."""
+        if not plant.levels:
+            return True
+        chances = sorted(plant.chances, reverse=True)
+        kept = self._worth_rows(plant, chances)
+        promised, rows = plant.given_promise + sum(chances[:kept]), plant.given_rows + kept
+        spent = self._costs.of(rows, plant.levels)
+        price = self._costs.of(rows + 1, plant.levels + 1) - spent
+        gain = plant.hope * self._known[plant.context.sequence_id].values.chance(GOES_ON)
+        return gain * spent >= promised * price
+
+    def _worth_rows(self, plant: Plant, chances: Sequence[float]) -> int:
+        """How many of the nodes grown, with these chances, likeliest first, are worth their rows: of drawn ones all."""
+        if self._choice(plant.context) is _Choice.DRAWN:
+            return len(chances)
+        return self._costs.rows.worthwhile(
+            chances,
+            promised=plant.given_promise,
+            rows=plant.given_rows,
+            sunk=self._costs.level * plant.levels,
+        )
+
+    def _trim(self, plant: Plant) -> None:
+        """Drops nodes that are not worth their rows."""
+        plant.keep_best(self._worth_rows(plant, sorted(plant.chances, reverse=True)))
 
     def _choose_level(self, plant: Plant, rows: Sequence[int], level: HostRows) -> None:
         ranked = self._choice(plant.context) is _Choice.RANKED
-        known = self._values_of(plant.context.sequence_id)
+        known = self._known[plant.context.sequence_id].values
         for index, row in enumerate(rows):
             law = self._law(plant, row, level, index)
             if law is None:
                 continue
-            buds = self._ranked(plant, row, law, known) if ranked else self._most_probable(law, level, index)
+            buds = (
+                self._ranked(plant, row, law, known)
+                if ranked
+                else self._most_probable(law, level, index, known)
+            )
             value = plant.values[row]
             plant.add(row, buds.tokens, POINT_MASS, [value + step for step in buds.steps], buds.kinds)
         plant.keep_best()
 
     def _ranked(self, plant: Plant, row: int, law: NodeLaw, known: NodeValues) -> _Buds:
         """The best tokens of a row under the text's noise."""
-        place = Place(plant.depths[row], row)
-        if self.topk == 1:
-            return _Buds(plant.context.noise.ranked(law, 1, place), (0.0,))
-        contest = plant.context.noise.contest(law, self.topk, place)
-        kinds = [by_lead[bisect(LEADS, lead)] for by_lead, lead in zip(self._kinds_of_ranks, contest.leads)]
+        contest = plant.context.noise.contest(law, self.topk, Place(plant.depths[row], row))
+        kinds = ranked_kinds(contest.leads)
         return _Buds(contest.tokens, known.log_chances(kinds), kinds)
 
-    def _most_probable(self, law: NodeLaw, level: HostRows, index: int) -> _Buds:
-        """The most probable tokens of a row, with their log-probabilities."""
+    def _most_probable(self, law: NodeLaw, level: HostRows, index: int, known: NodeValues) -> _Buds:
+        """The most probable tokens of a row, of a greedy law with its winner first."""
         if not law.greedy:
             indices = likeliest(law.logits, self.topk)
             return _Buds(tuple(map(law.token, indices.tolist())), _log_probs(law.logits, indices))
-        if self.topk == 1:
-            return _Buds((law.token(0),), (0.0,))
-        return _around(law.token(0), level, index, self.topk)
+        best = law.token(0)
+        columns = siblings(level, index, best, self.topk - 1)
+        peak = level.logits[index].argmax(keepdims=True)  # the winner's, where no processor decided
+        kinds = likeliest_kinds(_log_probs(level.logits[index], np.concatenate([peak, columns])))
+        return _Buds((best, *map(level.token, columns.tolist())), known.log_chances(kinds), kinds)
 
     def _draw_level(self, plant: Plant, share: int, rows: Sequence[int], level: HostRows) -> None:
-        values = self._values_of(plant.context.sequence_id)
-        kinds = [("drawn", min(rank, _WIDEST - 1)) for rank in range(self.topk)]
-        steps = values.log_chances(kinds)
+        kinds = drawn_kinds(self.topk)
+        steps = self._known[plant.context.sequence_id].values.log_chances(kinds)
         ladders = [[plant.values[row] + step for step in steps] for row in rows]
-        counts = _allot(ladders, share)
+        best = sorted(itertools.chain(*ladders), reverse=True)[:share]
+        worth = self._costs.rows.worthwhile(
+            plant.chances_of(best), promised=plant.promised, rows=plant.rows,
+            sunk=self._costs.level * plant.levels,
+        )  # fmt: skip
+        counts = _allot(ladders, worth)
         for index, (row, ladder, count) in enumerate(zip(rows, ladders, counts)):
             law = self._law(plant, row, level, index) if count else None
             if law is not None:
@@ -187,11 +202,27 @@ class Growth:
             return _Choice.BEST
         return _Choice.RANKED if context.guarantee is Guarantee.SAME_TEXT else _Choice.DRAWN
 
-    def _values_of(self, sequence_id: int) -> NodeValues:
-        found = self._values.get(sequence_id)
-        if found is None:
-            found = self._values[sequence_id] = NodeValues(PRIORS)
-        return found
+    def _plant(self, context: Context, budget: Budget, draft: Draft) -> Plant:
+        known = self._known.setdefault(context.sequence_id, _Known())
+        return Plant(context, budget, draft, known.given.chance(len(draft)))
+
+
+@dataclass(eq=False)
+class _Known:
+    """What one text has shown: how often nodes were kept, and chains given by others; and the nodes grown last."""
+
+    values: NodeValues = field(default_factory=lambda: NodeValues(PRIORS))
+    given: GivenChains = field(default_factory=GivenChains)
+    kinds: Mapping[int, Hashable] = field(default_factory=dict)
+
+    def observe(self, result: RoundResult) -> None:
+        self.given.observe(result)
+        self.values.observe(result, self.kinds)
+        for row in (0, *(node + 1 for node in result.accepted)):
+            grown = [node for node in result.draft.nodes.children[row] if node in self.kinds]
+            if grown:
+                self.values.count(GOES_ON, kept=any(node in result.accepted for node in grown))
+        self.kinds = {}
 
 
 class _Buds(NamedTuple):
@@ -222,17 +253,6 @@ def _allot(ladders: Sequence[Sequence[float]], share: int) -> list[int]:
         if counts[index] < len(ladders[index]):
             heapq.heappush(queue, (-ladders[index][counts[index]], index))
     return counts
-
-
-def _around(best: int, level: HostRows, index: int, count: int) -> _Buds:
-    """The token of a greedy law and its siblings, these with their raw log-probabilities.
-
-    The winner costs nothing, so a tree always holds the greedy chain: where the text is the best token, the draft's
-    best is right far more often than its probability says.
-    """
-    columns = siblings(level, index, best, count - 1)
-    tokens = (best, *map(level.token, columns.tolist()))
-    return _Buds(tokens, (0.0, *_log_probs(level.logits[index], columns)))
 
 
 def _log_probs(logits: npt.NDArray[Any], indices: Ids) -> tuple[float, ...]:  # [n], [k] -> k

@@ -20,7 +20,7 @@ from outrider.models.eagle_head import EagleHead
 from outrider.models.exit_head import ExitHead
 from outrider.models.head_cache import CachedHead, DraftHead
 from outrider.models.head_fit import check_head, with_positions
-from outrider.models.heads import ExitConfig, Head
+from outrider.models.heads import EagleConfig, ExitConfig, Head
 from outrider.models.linear import Linear
 from outrider.models.load import device_named
 from outrider.models.medusa_head import MedusaHeads
@@ -32,6 +32,7 @@ from outrider.models.placement import placement_of
 from outrider.models.products import MakeProduct
 
 _LOG = logging.getLogger(__name__)
+_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -44,6 +45,7 @@ def eagle_drafter(setup: DrafterSetup) -> Drafter:
         topk=setup.children(head.method),
         sample_method=setup.sample_method,
         max_length=setup.config.max_model_len,
+        costs=setup.costs(_bytes_read(setup, head, weights)),
     )
 
 
@@ -60,6 +62,7 @@ def medusa_drafter(setup: DrafterSetup) -> Drafter:
         topk=setup.children("medusa"),
         sample_method=setup.sample_method,
         max_length=setup.config.max_model_len,
+        costs=setup.costs(_bytes_read(setup, head, weights)),
     )
 
 
@@ -113,6 +116,15 @@ def _eagle_head(setup: DrafterSetup, target: TappedTarget, head: Head, weights: 
     module = EagleHead(head, weights, num_layers=target.num_layers, device=device)
     _swap(setup, device, module.swap_products)
     return CachedHead(module.eval())
+
+
+def _bytes_read(setup: DrafterSetup, head: Head, weights: TokenWeights) -> int:
+    """Weights of a forward of a head: its matrices, and those of the target that it speaks through."""
+    own = {name: tensor for name, tensor in head.tensors.items() if name != "embed_tokens.weight"}
+    count = sum(tensor.numel() for tensor in own.values())
+    if isinstance(head.config, EagleConfig) and "lm_head.weight" not in own:
+        count += weights.head.numel()
+    return count * _BYTES[_native_dtype(setup)]
 
 
 def _device(setup: DrafterSetup) -> torch.device:

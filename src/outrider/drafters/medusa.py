@@ -14,10 +14,11 @@ from outrider.core.noise import Place
 from outrider.core.records import Budget, Context, Draft, Guarantee, RoundResult
 from outrider.drafters.growth import SampleMethod
 from outrider.drafters.plant import Plant
-from outrider.drafters.rank_tree import Ranks, likeliest_tree
+from outrider.drafters.rank_tree import Ranks, likeliest_tree, node_chances
 from outrider.drafters.rows import DraftVocabulary, HostRows, likeliest, siblings
 from outrider.drafters.values import NodeValues
 from outrider.errors import ConfigError, ScoreError
+from outrider.models.row_costs import FREE, DraftCosts
 
 # How often a child was kept whose parent was, before a text has shown its own share. The paper's first head is right
 # with its first rank in some 60 % of the places, with one of its first five in over 80 % (2401.10774, 2.1.2). Heads
@@ -66,12 +67,13 @@ class MedusaDrafter:
 
     def __init__(self, heads: Heads, *, tap: int, target_vocab_size: int, topk: int = 1,
                  sample_method: SampleMethod = SampleMethod.PROBABILISTIC,
-                 max_length: int | None = None) -> None:  # fmt: skip
+                 max_length: int | None = None, costs: DraftCosts = FREE) -> None:  # fmt: skip
+        """`costs`: what drafts are cut by; one forward makes all of a draft's rows."""
         if topk < 1:
             raise ConfigError(f"topk must be at least 1, not {topk}")
         self.taps = (tap,)
         self.limits: Counter[str] = Counter()
-        self._heads, self._window = heads, max_length
+        self._heads, self._window, self._costs = heads, max_length, costs
         self._vocab_size, self._topk, self._sample_method = target_vocab_size, topk, sample_method
         token_map = heads.token_map
         self._vocabulary = None if token_map is None else DraftVocabulary(token_map, target_vocab_size)
@@ -158,10 +160,14 @@ class MedusaDrafter:
         return [HostRows.of(rows, self._vocab_size) for rows in known]
 
     def _shape(self, values: NodeValues, start: int, budget: Budget) -> Mapping[Ranks, int]:
-        """The likeliest tree below a chain of `start` tokens."""
+        """The likeliest tree below a chain of `start` tokens, as large as it is worth."""
         heads = range(start, budget.depth)
         chances = [[values.chance((head, rank)) for rank in range(self._topk)] for head in heads]
-        return likeliest_tree(chances, budget.nodes - start)
+        largest = likeliest_tree(chances, budget.nodes - start)
+        worth = self._costs.rows.worthwhile(
+            node_chances(largest, chances), promised=1.0 + start, rows=1 + start, sunk=self._costs.level
+        )
+        return likeliest_tree(chances, worth)
 
     def _grow(self, plant: Plant, rows: HostRows, shape: Mapping[Ranks, int]) -> None:
         level: list[tuple[Ranks, int]] = [((), plant.frontier[0])]

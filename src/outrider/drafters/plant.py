@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 
@@ -14,11 +15,13 @@ class Plant:
     """Row 0 is the pending token, row i + 1 node i. Growth goes on below a given chain; a given tree is left alone.
 
     `values[row]`: the log chance that the row is kept, given that growth's first row is; never above its parent's.
-    `frontier`: the rows of the newest level, which are the last ones.
+    `frontier`: the rows of the newest level, which are the last ones. `levels`: forwards taken so far.
     """
 
-    def __init__(self, context: Context, budget: Budget, draft: Draft) -> None:
+    def __init__(self, context: Context, budget: Budget, draft: Draft, above: float = 1.0) -> None:
+        """`above`: the chance that the given chain is kept whole."""
         self.context, self._budget, self._draft = context, budget, draft
+        self._above, self.levels = above, 0
         self._given = len(draft)
         self._tokens, self._parents = list(draft.nodes.tokens), list(draft.nodes.parents)
         self._kinds: list[Hashable] = [None] * len(draft)
@@ -36,6 +39,40 @@ class Plant:
     def kinds(self) -> Mapping[int, Hashable]:
         """What is known of nodes before they are scored."""
         return {node: kind for node, kind in enumerate(self._kinds) if kind is not None}
+
+    @property
+    def rows(self) -> int:
+        """Rows that the target would score."""
+        return 1 + len(self._tokens)
+
+    @property
+    def given_rows(self) -> int:
+        """Those of the given chain and the pending token."""
+        return 1 + self._given
+
+    @property
+    def given_promise(self) -> float:
+        """Tokens that the given chain promises a round, the target's own included."""
+        return 1.0 + self._given * self._above
+
+    @property
+    def chances(self) -> list[float]:
+        """Of every node grown, that it is kept."""
+        return self.chances_of(self.values[self._given + 1 :])
+
+    def chances_of(self, values: Sequence[float]) -> list[float]:
+        """What log chances below growth's first row come to, the given chain's included."""
+        return [self._above * math.exp(value) for value in values]
+
+    @property
+    def promised(self) -> float:
+        """Tokens that the draft as it stands promises a round."""
+        return self.given_promise + sum(self.chances)
+
+    @property
+    def hope(self) -> float:
+        """The best chance of a row of the newest level."""
+        return max(self.chances_of(self.values[self._newest :]))
 
     @property
     def grows(self) -> bool:
@@ -61,6 +98,7 @@ class Plant:
 
         Where the budget is used up, rows whose children could take the place of none are left out.
         """
+        self.levels += 1
         rows = sorted(self.frontier, key=self.values.__getitem__, reverse=True)[:count]  # stable
         self._newest = len(self._tokens) + 1
         if len(self._tokens) < self._budget.nodes:
@@ -89,19 +127,21 @@ class Plant:
         self.depths += [self.depths[row] + 1] * count
         self.values += values[:count]
 
-    def keep_best(self) -> None:
-        """Drops the nodes least likely to be kept, down to the budget: only for point masses (docs/exactness.md).
+    def keep_best(self, count: int | None = None) -> None:
+        """Drops the grown nodes least likely to be kept, down to `count` (None: what the budget has room for): only for
+        point masses (docs/exactness.md).
 
         Values fall along every path, so what is dropped has no descendants that stay, nor could ever have had.
         """
-        if len(self._tokens) <= self._budget.nodes:
+        most = self._budget.nodes - self._given if count is None else count
+        if len(self._tokens) - self._given <= most:
             return
         assert not self._drawn, "what was drawn is never dropped"
         given, values = self._given, self.values[1:]
         best = sorted(range(given, len(values)), key=values.__getitem__, reverse=True)  # stable
-        kept = sorted(best[: self._budget.nodes - given])
-        count = bisect_left(range(len(kept)), True, key=lambda index: kept[index] > given + index)
-        start, moved = given + count, kept[count:]  # nodes before `start` stay as they are
+        kept = sorted(best[:most])
+        still = bisect_left(range(len(kept)), True, key=lambda index: kept[index] > given + index)
+        start, moved = given + still, kept[still:]  # nodes before `start` stay as they are
         place: dict[int | None, int] = dict(zip(moved, range(start, start + len(moved))))
         self._newest = (
             start + bisect_left(moved, self._newest - 1) + 1 if self._newest > start else self._newest

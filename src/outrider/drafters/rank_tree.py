@@ -32,3 +32,18 @@ def likeliest_tree(chances: Sequence[Sequence[float]], nodes: int) -> Mapping[Ra
             chance = above * chances[depth][rank]
             heapq.heappush(queue, (-chance * best_left[depth + 1][0], (*path, 0), chance))
     return counts
+
+
+def node_chances(shape: Mapping[Ranks, int], chances: Sequence[Sequence[float]]) -> list[float]:
+    """How often each node of a tree of this shape is kept, likeliest first."""
+    found: list[float] = []
+    level: list[tuple[Ranks, float]] = [((), 1.0)]
+    while level:
+        below = [
+            ((*path, rank), above * chances[len(path)][rank])
+            for path, above in level
+            for rank in range(shape.get(path, 0))
+        ]
+        found += (chance for _, chance in below)
+        level = below
+    return sorted(found, reverse=True)

@@ -25,7 +25,6 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.suffix_corpus import SuffixCorpus
 from outrider.errors import ConfigError, nearest
 from outrider.models.borrowed_load import MappedModel
-from outrider.models.row_costs import expected_costs
 
 ENTRY_POINT_GROUP = "outrider.drafters"
 
@@ -73,7 +72,7 @@ def _factory(name: str) -> Callable[[DrafterSetup], Drafter]:
 def _ngram(setup: DrafterSetup) -> Drafter:
     low = setup.config.prompt_lookup_min or 2
     high = setup.config.prompt_lookup_max or max(5, low)
-    return NgramDrafter(low, high, expected_costs(setup.target))
+    return NgramDrafter(low, high, setup.row_costs)
 
 
 def _suffix(setup: DrafterSetup) -> Drafter:
@@ -87,7 +86,7 @@ def _suffix(setup: DrafterSetup) -> Drafter:
         min_token_prob=0.1 if floor is None else floor,
         topk=setup.children("suffix"),
         shared=SuffixCorpus(longest, most_texts) if config.suffix_share_requests else None,
-        costs=expected_costs(setup.target),
+        costs=setup.row_costs,
     )
 
 
@@ -95,7 +94,7 @@ def _recycling(setup: DrafterSetup) -> Drafter:
     return RecyclingDrafter(
         successors=setup.config.recycling_successors or 8,
         topk=setup.children("recycling"),
-        costs=expected_costs(setup.target),
+        costs=setup.row_costs,
     )
 
 
@@ -118,6 +117,7 @@ def _draft_model(setup: DrafterSetup) -> Drafter:
         target_vocab_size=setup.target.vocab_size,
         topk=setup.children("draft_model"),
         sample_method=setup.sample_method,
+        costs=setup.costs(getattr(loaded, "weight_bytes", 0)),
         max_length=setup.config.max_model_len,
         vocabulary=vocabulary,
     )

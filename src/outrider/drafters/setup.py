@@ -12,6 +12,7 @@ from outrider.drafters.growth import SampleMethod
 from outrider.errors import ConfigError
 from outrider.models.borrowed_load import MappedModel
 from outrider.models.heads import Head
+from outrider.models.row_costs import FREE, DraftCosts, RowCosts, expected_costs, forward_cost
 
 
 def tapped(target: TargetModel) -> TappedTarget:
@@ -41,6 +42,17 @@ class DrafterSetup:
     def sample_method(self) -> SampleMethod:
         """How a draft model's rows become tokens."""
         return SampleMethod(self.config.draft_sample_method or "probabilistic")
+
+    @property
+    def row_costs(self) -> RowCosts:
+        """What rows cost, for drafts that are cut to what is worth it; nothing where `cut_drafts` is false."""
+        return FREE.rows if self.config.cut_drafts is False else expected_costs(self.target)
+
+    def costs(self, weight_bytes: int) -> DraftCosts:
+        """What drafts of a model cost that reads so many bytes of weights in a forward; see `row_costs`."""
+        if self.config.cut_drafts is False:
+            return FREE
+        return DraftCosts(self.row_costs, forward_cost(self.target, weight_bytes))
 
     def children(self, method: str) -> int:
         """Children per node: one where the target takes no trees."""

@@ -31,20 +31,38 @@ class RowCosts:
         """Every further row costs the same share of a pass."""
         return RowCosts((1.0, 1.0 + per_row))
 
-    def worthwhile(self, chances: Sequence[float], *, promised: float = 1.0, rows: int = 1) -> int:
+    def worthwhile(
+        self, chances: Sequence[float], *, promised: float = 1.0, rows: int = 1, sunk: float = 0.0
+    ) -> int:
         """How many of these nodes to score, so that the tokens that a pass promises per cost are most.
 
         `chances[i]`: that node i is kept, all above it included; nodes come in the order in which they would be added.
-        `promised` tokens and `rows` are there before. Of equal numbers the largest.
+        `promised` tokens and `rows` are there before, and passes that drafting cost are `sunk`. Of equal numbers the
+        largest.
         """
-        best, most = 0, promised / self.of(rows)
+        best, most = 0, promised / (self.of(rows) + sunk)
         for count, chance in enumerate(chances, start=1):
             promised += chance
-            worth = promised / self.of(rows + count)
+            worth = promised / (self.of(rows + count) + sunk)
             if worth >= most:
                 best, most = count, worth
         return best
 
+
+@dataclass(frozen=True)
+class DraftCosts:
+    """What a draft of a model costs, in passes of the target over one row: rows to score, and forwards of its own."""
+
+    rows: RowCosts
+    level: float  # a forward of the draft model
+
+    def of(self, rows: int, levels: int) -> float:
+        """The cost of a round that scores `rows` rows after `levels` forwards."""
+        return self.rows.of(rows) + self.level * levels
+
+
+FREE = DraftCosts(RowCosts.linear(0.0), 0.0)
+"""Drafts as long as their budgets."""
 
 # SmolLM2-135M, 256 cached tokens, 2 threads, AVX-512 VNNI, rows 1, 2, ... (docs/log.md, row costs). Kernels exist for 1
 # to 4, 6, 8, 10 and 12 rows, so costs rise in steps.
@@ -79,6 +97,18 @@ _NATIVE = {
     ("int8", Activations.BFLOAT16): _EIGHT_BITS,
 }
 _OTHERS = RowCosts.linear(0.04)
+
+
+_LAUNCH = 0.03  # of a forward beside its weights: what it costs in Python and between threads
+
+
+def forward_cost(target: TargetModel, weight_bytes: int) -> float:
+    """What a forward of a draft model is taken to cost in passes of the target: decoding is bound by reading weights.
+
+    `weight_bytes`: those that it reads. Where they are 0, not known, or the target does not tell its own, a tenth.
+    """
+    whole = getattr(target, "weight_bytes", None)
+    return _LAUNCH + (weight_bytes / whole if weight_bytes and whole else 0.1)
 
 
 def expected_costs(target: TargetModel) -> RowCosts:

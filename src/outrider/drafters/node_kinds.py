@@ -1,0 +1,71 @@
+"""Kinds of nodes that a model drafts, and how often a text keeps each before it has shown its own share."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Hashable, Mapping, Sequence
+
+WIDEST = 8  # ranks told apart; further ones count as the last of them
+LEADS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Between the classes of leads that are told apart, in nats."""
+_CONFIDENCES = tuple(math.log(p) for p in (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97))
+"""Between the classes of log-probabilities."""
+
+GOES_ON = "any child of an expanded node"
+"""Kept where one of the children is."""
+
+# How often a child was kept whose parent was. With noise shared it hangs on the rank and the lead and hardly on the
+# draft's own probability; of drawn children, on the rank (60,000 positions of three pairs). At temperature 0 the
+# likeliest child is right somewhat more often than its probability says, the others as often (68,000 positions of a
+# trained EAGLE-3 head; docs/log.md, node values).
+_DRAWN = (0.64, 0.09, 0.045, 0.03, 0.02, 0.015, 0.01, 0.01)
+_RANKED = (
+    (0.33, 0.44, 0.54, 0.70, 0.83, 0.95),
+    (0.27, 0.21, 0.15, 0.08, 0.04, 0.01),
+    (0.18, 0.14, 0.10, 0.054, 0.027, 0.006),
+    (0.13, 0.10, 0.068, 0.041, 0.017, 0.005),
+)
+_LIKELIEST = (0.07, 0.10, 0.19, 0.31, 0.43, 0.59, 0.74, 0.85, 0.89, 0.98)
+_OTHERS = (0.02, 0.07, 0.15, 0.25, 0.35, 0.49, 0.49, 0.49, 0.49, 0.49)
+PRIORS: Mapping[Hashable, float] = {
+    GOES_ON: 0.6,
+    **{("drawn", rank): chance for rank, chance in enumerate(_DRAWN)},
+    **{
+        ("ranked", rank, lead): chance * 0.75 ** max(0, rank - 3)
+        for rank in range(WIDEST)
+        for lead, chance in enumerate(_RANKED[min(rank, 3)])
+    },
+    **{
+        ("likeliest", rank, confidence): chance
+        for rank in range(WIDEST)
+        for confidence, chance in enumerate(_OTHERS if rank else _LIKELIEST)
+    },
+}
+_RANKED_KINDS = tuple(
+    tuple(("ranked", rank, lead) for lead in range(len(LEADS) + 1)) for rank in range(WIDEST)
+)
+_LIKELIEST_KINDS = tuple(
+    tuple(("likeliest", rank, confidence) for confidence in range(len(_CONFIDENCES) + 1))
+    for rank in range(WIDEST)
+)
+_DRAWN_KINDS = tuple(("drawn", rank) for rank in range(WIDEST))
+
+
+def ranked_kinds(leads: Sequence[float]) -> list[Hashable]:
+    """Of children ranked under the text's noise, best first, by their leads in nats (`Contest.leads`)."""
+    return [_of_rank(_RANKED_KINDS, rank)[bisect(LEADS, lead)] for rank, lead in enumerate(leads)]
+
+
+def likeliest_kinds(log_probs: Sequence[float]) -> list[Hashable]:
+    """Of the likeliest children at temperature 0, best first, by their raw log-probabilities."""
+    return [_of_rank(_LIKELIEST_KINDS, rank)[bisect(_CONFIDENCES, p)] for rank, p in enumerate(log_probs)]
+
+
+def drawn_kinds(count: int) -> list[Hashable]:
+    """Of `count` children in the order in which they are drawn."""
+    return [_DRAWN_KINDS[min(rank, WIDEST - 1)] for rank in range(count)]
+
+
+def _of_rank(kinds: Sequence[Sequence[Hashable]], rank: int) -> Sequence[Hashable]:
+    return kinds[min(rank, WIDEST - 1)]
