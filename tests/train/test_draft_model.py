@@ -27,6 +27,7 @@ from outrider.train.draft_model import DraftModelRecipe
 from outrider.train.losses import LOSSES
 from outrider.train.student import initialised
 from outrider.train.student_files import StudentFiles
+from outrider.train.teacher import Teacher
 from outrider.train.texts import Batch, Text, batch_of
 
 MAP = torch.arange(3, VOCAB, 2)
@@ -46,7 +47,8 @@ def recipe_of(
     arch, weights = load_arch(source), opened(folder).token_weights()
     student = initialised(arch, load_state(source), layers)
     files = StudentFiles(source, weights, token_map)
-    return DraftModelRecipe(student, weights, files, num_layers=arch.layers, loss=LOSSES[loss], steps=STEPS)
+    teacher = Teacher(weights, arch.layers)
+    return DraftModelRecipe(student, teacher, files, loss=LOSSES[loss], steps=STEPS)
 
 
 def spoken_texts(target: TorchDecoder, count: int = 3, length: int = 20) -> Batch:

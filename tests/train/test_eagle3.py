@@ -27,6 +27,7 @@ from outrider.models.eagle_head import EagleHead
 from outrider.models.head_cache import CachedHead, Entries, Guesses
 from outrider.models.heads import EagleConfig, read_head
 from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config, initial_head
+from outrider.train.teacher import Numbers, Teacher
 from outrider.train.texts import Batch, Text
 
 STEPS = 3
@@ -46,7 +47,7 @@ def recipe_of(config: EagleConfig = MODERN, unrolling: Unrolling = THREE,
               dtype: torch.dtype = torch.float64) -> Eagle3Recipe:  # fmt: skip
     token_map = MAP if config.draft_vocab < VOCAB else None
     head = initial_head(config, WEIGHTS, token_map, seed=0)
-    return Eagle3Recipe(head, WEIGHTS, unrolling, num_layers=LAYERS, dtype=dtype)
+    return Eagle3Recipe(head, Teacher(WEIGHTS, LAYERS), unrolling, numbers=Numbers(dtype))
 
 
 def shaken(recipe: Eagle3Recipe) -> Eagle3Recipe:

@@ -27,6 +27,7 @@ from outrider.models.heads import MedusaConfig, read_head
 from outrider.models.medusa_head import MedusaHeads, untrained_head
 from outrider.train.medusa import MedusaRecipe
 from outrider.train.output import Output
+from outrider.train.teacher import Lesson, Numbers, Teacher
 from outrider.train.texts import Batch
 
 HEADS = 3
@@ -40,7 +41,7 @@ def recipe_of(config: MedusaConfig = CUT, output: Output = Output.OWN, loss: str
               dtype: torch.dtype = torch.float64) -> MedusaRecipe:  # fmt: skip
     token_map = MAP if config.draft_vocab < VOCAB else None
     head = untrained_head(config, WEIGHTS, token_map)
-    return MedusaRecipe(head, WEIGHTS, num_layers=LAYERS, loss=loss, output=output, dtype=dtype)
+    return MedusaRecipe(head, Teacher(WEIGHTS, LAYERS), Lesson(loss), output=output, numbers=Numbers(dtype))
 
 
 def shaken(recipe: MedusaRecipe) -> MedusaRecipe:

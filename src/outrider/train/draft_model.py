@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from outrider.core.records import TokenWeights
 from outrider.train.losses import Loss
 from outrider.train.own_rows import OwnRows
 from outrider.train.recipe import Judged
 from outrider.train.student import Student
 from outrider.train.student_files import StudentFiles
+from outrider.train.teacher import Teacher
 from outrider.train.texts import Batch
 from outrider.train.vocabulary import DraftLaw
 
@@ -24,16 +24,15 @@ class DraftModelRecipe:
     method = "draft_model"
 
     def __init__(
-        self, student: Student, weights: TokenWeights, files: StudentFiles, *, num_layers: int, loss: Loss,
-        steps: int, device: torch.device | str = "cpu",
+        self, student: Student, teacher: Teacher, files: StudentFiles, *, loss: Loss, steps: int,
+        device: torch.device | str = "cpu",
     ) -> None:  # fmt: skip
-        """`weights` and `num_layers`: the target's. `files` say how the student is written, and what it speaks;
-        `steps`: how far ahead it is judged."""
+        """`files` say how the student is written, and what it speaks; `steps`: how far ahead it is judged."""
         self.module: nn.Module = student.to(device)
-        self.taps, self.steps = (num_layers,), steps
+        self.taps, self.steps = (teacher.num_layers,), steps
         self._student, self._files = student, files
-        self._embedding = weights.embedding.to(device, torch.float32)  # [vocab, hidden]
-        self._rows = OwnRows(DraftLaw(weights, files.token_map, device=device), loss, steps)
+        self._embedding = teacher.weights.embedding.to(device, torch.float32)  # [vocab, hidden]
+        self._rows = OwnRows(DraftLaw(teacher.weights, files.token_map, device=device), loss, steps)
 
     def judge(self, batch: Batch) -> Judged:
         """See `Recipe.judge`."""

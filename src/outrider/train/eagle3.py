@@ -22,6 +22,7 @@ from outrider.train.guesses import Measure, Step, about_answers, judged
 from outrider.train.losses import loss_named
 from outrider.train.output import Output
 from outrider.train.recipe import Judged
+from outrider.train.teacher import Numbers, Teacher
 from outrider.train.texts import Batch
 from outrider.train.vocabulary import DraftLaw
 
@@ -94,12 +95,16 @@ class Eagle3Recipe:
 
     method = "eagle3"
 
-    def __init__(self, head: Head, weights: TokenWeights, unrolling: Unrolling = Unrolling(), *, num_layers: int,
-                 output: Output = Output.OWN, target: str | None = None, dtype: torch.dtype = torch.float32,
-                 device: torch.device | str = "cpu") -> None:  # fmt: skip
-        """`head`: what training starts from, `initial_head` or a trained one; `num_layers`: the target's; `target`: its
-        name, for the files. Raises `ConfigError` on an unknown loss, and `ModelLoadError` where `head` does not fit the
-        target."""
+    def __init__(self, head: Head, teacher: Teacher, unrolling: Unrolling, *,
+                 numbers: Numbers, output: Output = Output.OWN) -> None:  # fmt: skip
+        """`head`: what training starts from, `initial_head` or a trained one. Raises `ConfigError` on an unknown loss,
+        and `ModelLoadError` where `head` does not fit the target."""
+        weights, num_layers, dtype, device = (
+            teacher.weights,
+            teacher.num_layers,
+            numbers.dtype,
+            numbers.device,
+        )
         self._start = head
         self.head = EagleHead(head, weights, num_layers=num_layers, dtype=dtype, device=device)
         if output is Output.TARGET:
@@ -110,7 +115,7 @@ class Eagle3Recipe:
         law = DraftLaw(weights, head.token_map, dtype=dtype, device=device)
         self._retention = unrolling.retention
         self._measure = Measure(law, loss_named(unrolling.loss), unrolling.decay)
-        self._target = target
+        self._target = teacher.name
 
     @property
     def module(self) -> nn.Module:

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from outrider.core.records import TokenWeights
 from outrider.models.exit_head import ExitHead
 from outrider.models.head_formats.write import write_head
 from outrider.models.heads import ExitConfig, Head
@@ -16,6 +15,7 @@ from outrider.train.forms import check_form
 from outrider.train.losses import Loss
 from outrider.train.own_rows import OwnRows
 from outrider.train.recipe import Judged
+from outrider.train.teacher import Numbers, Teacher
 from outrider.train.texts import Batch
 from outrider.train.vocabulary import DraftLaw
 
@@ -25,15 +25,14 @@ class EarlyExitRecipe:
 
     method = "self_draft"
 
-    def __init__(self, head: Head, weights: TokenWeights, *, num_layers: int, loss: Loss, steps: int,
-                 target: str | None = None, dtype: torch.dtype = torch.float32,
-                 device: torch.device | str = "cpu") -> None:  # fmt: skip
-        """`head`: what training starts from, `untrained_exit`; `weights`, `num_layers` and `target`: the target's, its
-        name for the files; `steps`: how far ahead it is judged. Raises `ModelLoadError` where `head` does not fit."""
+    def __init__(self, head: Head, teacher: Teacher, *, loss: Loss, steps: int, numbers: Numbers) -> None:
+        """`head`: what training starts from, `untrained_exit`; `steps`: how far ahead it is judged. Raises
+        `ModelLoadError` where `head` does not fit the target."""
+        weights, dtype, device = teacher.weights, numbers.dtype, numbers.device
         assert isinstance(head.config, ExitConfig), "an exit head"
-        self._start, self._target = head, target
+        self._start, self._target = head, teacher.name
         self.head = ExitHead(head, weights, dtype=dtype, device=device)
-        self.taps, self.steps = (head.config.exit_layer, num_layers), steps
+        self.taps, self.steps = (head.config.exit_layer, teacher.num_layers), steps
         self._rows = OwnRows(DraftLaw(weights, head.token_map, dtype=dtype, device=device), loss, steps)
 
     @property

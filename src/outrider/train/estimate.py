@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import ConfigError
-from outrider.train.recipe import Recipe
 from outrider.train.settings import TrainSettings
+from outrider.train.shapes import DraftSize
 
 _TOKEN_BYTES = 7  # of a token id in the file of answers
 _STATE_BYTES = 12  # of a parameter in a checkpoint: itself and two moments
@@ -51,10 +51,9 @@ class Estimate:
         )
 
 
-def estimate(settings: TrainSettings, work: Workload, recipe: Recipe, feature_size: int) -> Estimate:
-    """`feature_size`: numbers that are kept of each token."""
-    parameters = sum(one.numel() for one in recipe.module.parameters() if one.requires_grad)
-    shared = sum(one.numel() for one in (*recipe.module.parameters(), *recipe.module.buffers()))
+def estimate(settings: TrainSettings, work: Workload, size: DraftSize, hidden_size: int) -> Estimate:
+    """`hidden_size`: numbers of one of the target's hidden states."""
+    feature_size, parameters = size.taps * hidden_size, size.trained
     disk = (
         work.new_tokens * _TOKEN_BYTES
         + 2 * parameters * _STATE_BYTES
@@ -62,7 +61,7 @@ def estimate(settings: TrainSettings, work: Workload, recipe: Recipe, feature_si
     )
     features = min(settings.memory, 2 * work.tokens * feature_size)
     working = settings.batch_tokens * feature_size * _PASS_BYTES
-    memory = features + 4 * (parameters * 4 + shared) + working
+    memory = features + 4 * (parameters * 4 + size.held) + working
     return Estimate(work.prompts, work.answered, work.tokens, int(disk * _SPARE), memory, settings.budget)
 
 

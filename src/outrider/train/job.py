@@ -35,7 +35,8 @@ from outrider.train.plot import write_plot
 from outrider.train.prompts import PromptSplit, render, split
 from outrider.train.provenance import Provenance, TargetMarks
 from outrider.train.recipe import Recipe
-from outrider.train.recipes import TrainTarget, check_vocabulary, recipe_for
+from outrider.train.recipes import TrainTarget, recipe_for
+from outrider.train.shapes import check_vocabulary, size_of
 from outrider.train.texts import Text
 
 _ANSWER_SHARE = 0.33  # of a budget
@@ -110,7 +111,7 @@ class _Job:
         answering.check()
         run = self._identity()
         plan = read_plan(settings.work, run)
-        found = self._estimate(prompts, answering.workload(plan))
+        found = self._estimate(answering.workload(plan))
         if self._world.rank == 0:
             self._observer.estimated(found)
         answers = self._answers(answering, plan)
@@ -154,13 +155,13 @@ class _Job:
         plain: dict[str, Any] = json.loads(json.dumps(found))
         return plain
 
-    def _estimate(self, prompts: PromptSplit, work: Workload) -> Estimate:
+    def _estimate(self, work: Workload) -> Estimate:
         settings = self._settings
-        asked = [Text(p.tokens, (), 0.0, p.source) for p in prompts.train]
-        recipe = self._recipe(asked)
-        found = estimate(settings, work, recipe, len(recipe.taps) * self._target.hidden_size)
+        target, start = self._train_target, self._inputs.start
+        check_vocabulary(settings, self._target.vocab_size, target.eos_token_ids, start)
+        size = size_of(settings.shape, target.arch, start)
+        found = estimate(settings, work, size, self._target.hidden_size)
         check_room(found, settings.output)
-        check_vocabulary(settings, self._target.vocab_size, self._inputs.start)
         return found
 
     def _answers(self, answering: Answering, plan: Plan | None) -> Answers:

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from outrider.core.records import TokenWeights
 from outrider.models.head_formats.write import write_head
 from outrider.models.heads import Head, MedusaConfig
 from outrider.models.medusa_head import MedusaHeads
@@ -17,6 +16,7 @@ from outrider.train.guesses import Measure, Step, about_answers, judged
 from outrider.train.losses import loss_named
 from outrider.train.output import Output
 from outrider.train.recipe import Judged
+from outrider.train.teacher import Lesson, Numbers, Teacher
 from outrider.train.texts import Batch
 from outrider.train.vocabulary import DraftLaw
 
@@ -30,12 +30,11 @@ class MedusaRecipe:
 
     method = "medusa"
 
-    def __init__(self, head: Head, weights: TokenWeights, *, num_layers: int, loss: str = "kl_div",
-                 decay: float = 0.8, output: Output = Output.OWN, target: str | None = None,
-                 dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:  # fmt: skip
-        """`head`: what training starts from, `untrained_head` or trained ones; `num_layers`: the target's; `decay`:
-        what a head's loss weighs against that of the head before; `target`: its name, for the files. Raises
-        `ConfigError` on an unknown loss, and `ModelLoadError` where `head` does not fit the target."""
+    def __init__(self, head: Head, teacher: Teacher, lesson: Lesson, *, numbers: Numbers,
+                 output: Output = Output.OWN) -> None:  # fmt: skip
+        """`head`: what training starts from, `untrained_head` or trained ones. Raises `ConfigError` on an unknown loss,
+        and `ModelLoadError` where `head` does not fit the target."""
+        weights, dtype, device = teacher.weights, numbers.dtype, numbers.device
         config = head.config
         assert isinstance(config, MedusaConfig), "a set of Medusa heads"
         self._start = head
@@ -43,10 +42,10 @@ class MedusaRecipe:
         if output is Output.TARGET:
             for index in range(config.heads):
                 self.heads.output(index).requires_grad_(False)
-        self.taps, self.steps = (num_layers,), config.heads
+        self.taps, self.steps = (teacher.num_layers,), config.heads
         law = DraftLaw(weights, head.token_map, dtype=dtype, device=device)
-        self._measure = Measure(law, loss_named(loss), decay)
-        self._target, self._output = target, output
+        self._measure = Measure(law, loss_named(lesson.loss), lesson.decay)
+        self._target, self._output = teacher.name, output
 
     @property
     def module(self) -> nn.Module:

@@ -115,16 +115,21 @@ def initialised(arch: Arch, state: Mapping[str, torch.Tensor], layers: Sequence[
     `arch` and `state` (Hugging Face names) are the target's. Raises `ConfigError` on a layer that it does not have,
     and `ModelLoadError` naming a tensor that does not fit.
     """
-    if not layers:
-        raise ConfigError("a student needs at least one layer of the target: name some")
-    for layer in layers:
-        if not 0 <= layer < arch.layers:
-            raise ConfigError(f"layer {layer} is not one of the target's: they are 0 to {arch.layers - 1}")
+    check_layers(layers, arch)
     student = Student(replace(arch, layers=len(layers), tied_head=False))
     reader = StateReader(state, torch.float32)
     own = student.state_dict()
     student.load_state_dict({name: reader.take(_source(name, layers), *own[name].shape) for name in own})
     return student
+
+
+def check_layers(layers: Sequence[int], arch: Arch) -> None:
+    """Raises `ConfigError` on layers that the target does not have, and where there are none."""
+    if not layers:
+        raise ConfigError("a student needs at least one layer of the target: name some")
+    for layer in layers:
+        if not 0 <= layer < arch.layers:
+            raise ConfigError(f"layer {layer} is not one of the target's: they are 0 to {arch.layers - 1}")
 
 
 def _source(name: str, layers: Sequence[int]) -> str:

@@ -23,15 +23,21 @@ def draft_vocabulary(
     Raises `ConfigError` on a size that the target's vocabulary, or what must be held, does not allow.
     """
     held = sorted(set(always))
-    if not max(1, len(held)) <= size <= vocab_size:
-        raise ConfigError(
-            f"a draft vocabulary of {size} tokens: give from {max(1, len(held))} to {vocab_size}, the target's"
-        )
+    check_size(size, vocab_size, held)
     answers = Counter(chain.from_iterable(text.answer for text in texts))
     prompts = Counter(chain.from_iterable(text.prompt for text in texts))
     by_rank = chain(held, _by_frequency(answers), _by_frequency(prompts), range(vocab_size))
     chosen = list(islice(dict.fromkeys(by_rank), size))
     return torch.tensor(sorted(chosen))
+
+
+def check_size(size: int, vocab_size: int, always: Sequence[int]) -> None:
+    """Raises `ConfigError` on a draft vocabulary that is larger than the target's, or cannot hold `always`."""
+    least = max(1, len(set(always)))
+    if not least <= size <= vocab_size:
+        raise ConfigError(
+            f"a draft vocabulary of {size} tokens: give from {least} to {vocab_size}, the target's"
+        )
 
 
 class DraftLaw:
