@@ -165,7 +165,7 @@ class Sequence:
         self._counters.add(draft, len(accepted), len(emitted))
         features = scores.features
         if features is not None:
-            features = features[list(rows[: len(accepted) + 1])]
+            features = _picked(features, rows[: len(accepted) + 1])
         return RoundResult(
             self.sequence_id, tuple(emitted), accepted, draft, scores, self.finish_reason, features
         )
@@ -210,6 +210,12 @@ class Sequence:
         if rest and self.pieces:
             last = self.pieces[-1]
             self.pieces[-1] = Piece(last.token_id, last.text + rest, last.from_draft)
+
+
+def _picked(features: torch.Tensor, rows: tuple[int, ...]) -> torch.Tensor:
+    """Some rows of features; of a chain the first ones, without a copy."""
+    count = len(rows)
+    return features[:count] if rows[-1] == count - 1 else features[list(rows)]
 
 
 class _Counters:

@@ -258,5 +258,5 @@ def _allot(ladders: Sequence[Sequence[float]], share: int) -> list[int]:
 def _log_probs(logits: npt.NDArray[Any], indices: Ids) -> tuple[float, ...]:  # [n], [k] -> k
     """Log-probabilities of some indices of a row, as exact as the row is."""
     peak = logits.max()
-    total = float(np.exp(logits - peak).sum(dtype=np.float64))
+    total = float(np.exp(logits - peak).sum())  # numpy adds in pairs
     return tuple((logits[indices].astype(np.float64) - (float(peak) + math.log(total))).tolist())

@@ -76,6 +76,8 @@ def siblings(rows: HostRows, row: int, best: int, count: int) -> Ids:
     A greedy law holds its winner alone. Siblings are guesses at where the draft model is wrong; which ones they are
     cannot change the text.
     """
+    if not count:
+        return np.empty(0, dtype=np.int64)
     columns, values = best_tokens(torch.from_numpy(rows.logits[row : row + 1]), count + 1)
     finite: list[int] = columns[0, values[0] > -np.inf].tolist()
     return np.array([column for column in finite if rows.token(column) != best][:count], dtype=np.int64)
