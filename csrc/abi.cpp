@@ -21,6 +21,9 @@ void check_shape(const OutriderShape &s) {
   require(s.heads / s.kv_heads <= 64, "at most 64 heads may share keys and values");
   require(s.threads > 0 && s.threads <= 1024, "threads must be 1 to 1024, not " + text(s.threads));
   require(s.stream >= 0 && s.stream <= OUTRIDER_STREAM_NORMED_STATE, "unknown stream " + text(s.stream));
+  require(s.features >= 0 && s.features <= kMostSize, "features are 0 to " + text(kMostSize) + " numbers, not " + text(s.features));
+  require((s.features > 0) == (s.stream != OUTRIDER_STREAM_TOKEN), "a state is made of features, and a token of none");
+  require(s.features ? s.columns > 0 && s.features % s.columns == 0 : s.columns == 0, "columns are equal parts of the features");
   require(s.activations >= 0 && s.activations <= OUTRIDER_ACT_INT8, "unknown activations " + text(s.activations));
   require(s.cache >= 0 && s.cache <= OUTRIDER_CACHE_BFLOAT16, "unknown cache type " + text(s.cache));
 }
@@ -39,6 +42,7 @@ Size expected(const OutriderModel &model, int matrix, int layer) {
     case OUTRIDER_OUTPUT: return {s.hidden, queries};
     case OUTRIDER_GATE: case OUTRIDER_UP: return {s.intermediate, s.hidden};
     case OUTRIDER_DOWN: return {s.hidden, s.intermediate};
+    case OUTRIDER_FUSE: return {s.hidden, s.features};
   }
   throw std::invalid_argument("unknown matrix " + text(matrix));
 }
@@ -46,6 +50,7 @@ Size expected(const OutriderModel &model, int matrix, int layer) {
 Matrix &matrix_at(OutriderModel &model, int matrix, int layer) {
   if (matrix == OUTRIDER_EMBEDDING) return model.embedding;
   if (matrix == OUTRIDER_HEAD) return model.head;
+  if (matrix == OUTRIDER_FUSE && model.shape.features) return model.fuse;
   require(matrix > OUTRIDER_HEAD && matrix <= OUTRIDER_DOWN, "unknown matrix " + text(matrix));
   require(layer >= 0 && layer < model.shape.layers, "no layer " + text(layer));
   return model.layers[layer].matrices[matrix];
@@ -54,6 +59,11 @@ Matrix &matrix_at(OutriderModel &model, int matrix, int layer) {
 std::vector<float> &vector_at(OutriderModel &model, int vector, int layer) {
   if (vector == OUTRIDER_FINAL_NORM) return model.final_norm;
   if (vector == OUTRIDER_TOKEN_NORM) return model.token_norm;
+  if (model.shape.features) {
+    if (vector == OUTRIDER_COLUMN_NORM) return model.column_norm;
+    if (vector == OUTRIDER_FEATURE_NORM) return model.feature_norm;
+    if (vector == OUTRIDER_BIAS + OUTRIDER_FUSE) return model.fuse_bias;
+  }
   require(layer >= 0 && layer < model.shape.layers, "no layer " + text(layer));
   Layer &found = model.layers[layer];
   switch (vector) {
@@ -69,6 +79,7 @@ std::vector<float> &vector_at(OutriderModel &model, int vector, int layer) {
 
 int vector_size(const OutriderModel &model, int vector, int layer) {
   if (vector == OUTRIDER_QUERY_NORM || vector == OUTRIDER_KEY_NORM) return model.shape.head_dim;
+  if (vector == OUTRIDER_COLUMN_NORM || vector == OUTRIDER_FEATURE_NORM) return model.shape.features;
   return vector < OUTRIDER_BIAS ? model.shape.hidden : expected(model, vector - OUTRIDER_BIAS, layer).outputs;
 }
 
@@ -77,6 +88,8 @@ void check_segment(const OutriderModel &model, const OutriderBatch &batch, const
   require(segment.known == 0 || (segment.known > 0 && segment.parents), "nodes of earlier passes belong to a tree");
   require(segment.pages && segment.tokens, "a segment has pages and tokens");
   require(segment.states || model.shape.stream == OUTRIDER_STREAM_TOKEN, "rows have states where the stream starts from them");
+  require(segment.fresh >= 0 && segment.fresh <= segment.rows, "no more rows than there are can be fresh");
+  require(segment.fresh == 0 || (segment.features && model.shape.features), "fresh rows have features to make their states of");
   for (int i = 0; i < segment.rows; ++i) {
     const int token = segment.tokens[i];
     if (token < 0 || token >= model.shape.vocab) throw std::invalid_argument("token " + text(token) + " is outside the vocabulary");
@@ -211,6 +224,8 @@ int outrider_finish(OutriderModel *model) {
     require(model->head.data ? model->head.whole() : shape.spoken == shape.vocab, "the head is not set to its last row");
     require(!model->final_norm.empty(), "the final norm is not set");
     require(shape.stream == OUTRIDER_STREAM_TOKEN || !model->token_norm.empty(), "the norm of the embedding is not set");
+    require(model->fuse.data ? model->fuse.whole() : shape.features == 0 || shape.features == shape.hidden,
+            "the matrix that makes states of features is not set to its last row");
     for (const Layer &layer : model->layers) {
       for (int which = OUTRIDER_QUERY; which <= OUTRIDER_DOWN; ++which)
         require(layer.matrices[which].whole(), "matrix " + text(which) + " of a layer is not set");
@@ -222,7 +237,7 @@ int outrider_finish(OutriderModel *model) {
 }
 
 int64_t outrider_weight_bytes(const OutriderModel *model) {
-  int64_t bytes = (int64_t)model->embedding.bytes() + (model->head.data ? (int64_t)model->head.bytes() : 0);
+  int64_t bytes = (int64_t)model->embedding.bytes() + (model->head.data ? (int64_t)model->head.bytes() : 0) + (int64_t)model->fuse.bytes();
   for (const Layer &layer : model->layers)
     for (int which = OUTRIDER_QUERY; which <= OUTRIDER_DOWN; ++which) bytes += (int64_t)layer.matrices[which].bytes();
   return bytes;

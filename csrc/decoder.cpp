@@ -40,6 +40,8 @@ struct Pass {
   float *attended(int row) const { return work.attended.data() + (size_t)row * attended_stride; }
 
   void run(int thread);
+  void take(int index, int thread) const;
+  void fuse(int pair, int thread) const;
   void embed(int row) const;
   void join(const Layer &layer, int row, int thread) const;
   void tap(int index, int row) const;
@@ -84,6 +86,8 @@ Projection projection(const Layer &layer, int unit) {
 
 void Pass::run(int thread) {
   Member member(*model.team, thread);
+  member.phase((int)work.fresh.size(), [&](int index) { take(index, thread); });
+  if (!work.fresh.empty()) member.phase(model.fuse.pairs, [&](int pair) { fuse(pair, thread); });
   member.phase(rows, [&](int row) { embed(row); });
   for (int i = 0; i < batch.layer_count; ++i) {
     const int index = batch.layers[i];
@@ -111,6 +115,36 @@ void Pass::run(int thread) {
   if (batch.wanted_count == 0) return;
   member.phase(batch.wanted_count, [&](int i) { norm(model.final_norm, hidden(batch.wanted[i]), work.last, i, thread); });
   member.phase(head().pairs, [&](int pair) { speak(pair, thread); });
+}
+
+// Norms the features of a row whose state is not made yet, and rounds them for the product.
+void Pass::take(int index, int thread) const {
+  const FreshRow &row = work.fresh[index];
+  const int count = shape.features, width = count / shape.columns;
+  float *normed = work.threads[thread].row.data();
+  std::copy_n(row.features, count, normed);
+  for (int first = 0; first < count && !model.column_norm.empty(); first += width)
+    kernels.rms_norm(normed + first, model.column_norm.data() + first, shape.rms_eps, width, normed + first);
+  if (!model.feature_norm.empty()) kernels.rms_norm(normed, model.feature_norm.data(), shape.rms_eps, count, normed);
+  if (!model.fuse.data) {
+    std::copy_n(normed, count, row.state);
+    return;
+  }
+  std::fill(normed + count, normed + whole(count), 0.0f);
+  work.features.prepare(kernels, index, normed, 0, model.fuse.groups);
+}
+
+void Pass::fuse(int pair, int thread) const {
+  const Matrix &following = model.layers[0].at(OUTRIDER_QUERY);
+  const float *tile = product(model.fuse, pair, work.features, after(model.fuse, pair, following, thread), thread, 0);
+  const int count = columns(model.fuse, pair), first = pair * kPair;
+  for (const FreshRow &row : work.fresh) {
+    float *out = row.state + first;
+    std::copy_n(tile, count, out);
+    if (!model.fuse_bias.empty())
+      for (int o = 0; o < count; ++o) out[o] += model.fuse_bias[first + o];
+    tile += kPair;
+  }
 }
 
 void Pass::embed(int row) const {
@@ -312,11 +346,12 @@ void grow(OutriderModel &model, const OutriderBatch &batch, const Pass &pass) {
   work.normed.layout(kernels, model.rounding, pass.rows, pass.seen_stride / kGroup);
   work.mixed.layout(kernels, model.rounding, pass.rows, pass.attended_stride / kGroup);
   work.inner.layout(kernels, model.rounding, pass.rows, inner_groups);
+  if (!work.fresh.empty() && model.fuse.data) work.features.layout(kernels, model.rounding, (int)work.fresh.size(), model.fuse.groups);
   if (batch.wanted_count) work.last.layout(kernels, model.rounding, batch.wanted_count, pass.hidden_stride / kGroup);
   fit(work.scores, work.sums.size() * work.score_stride);
   work.threads.resize(shape.threads);
   for (Workspace::Thread &own : work.threads) {
-    fit(own.row, (size_t)pass.seen_stride + kGroup);
+    fit(own.row, (size_t)std::max(pass.seen_stride, Pass::whole(shape.features)) + kGroup);
     fit(own.tile, (size_t)2 * std::max(pass.rows, batch.wanted_count) * kPair);
     fit(own.scores, (size_t)kernels.max_queries * work.score_stride);
     fit(own.sums, (size_t)kernels.max_queries);

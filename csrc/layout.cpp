@@ -44,8 +44,9 @@ void find_path(const OutriderSegment &segment, int node, std::vector<int32_t> &p
   std::reverse(path.begin(), path.end());
 }
 
-void lay_out_rows(const OutriderBatch &batch, Workspace &work) {
+void lay_out_rows(const OutriderShape &shape, const OutriderBatch &batch, Workspace &work) {
   work.rows.clear();
+  work.fresh.clear();
   work.segment_start.clear();
   work.slots.resize(batch.segment_count);
   for (int s = 0; s < batch.segment_count; ++s) {
@@ -61,6 +62,8 @@ void lay_out_rows(const OutriderBatch &batch, Workspace &work) {
       const int position = segment.parents ? segment.length / 2 * 2 + (int)work.paths[start + i].size() - 1 : slot;
       work.rows.push_back({s, slot, position});
     }
+    for (int i = 0, row = segment.rows - segment.fresh; i < segment.fresh; ++i, ++row)
+      work.fresh.push_back({segment.features + (size_t)i * shape.features, segment.states + (size_t)row * shape.hidden});
   }
 }
 
@@ -68,7 +71,7 @@ void lay_out_rows(const OutriderBatch &batch, Workspace &work) {
 
 void lay_out(OutriderModel &model, const OutriderBatch &batch) {
   Workspace &work = model.work;
-  lay_out_rows(batch, work);
+  lay_out_rows(model.shape, batch, work);
   int slots = 0;
   for (const Row &row : work.rows) slots = std::max(slots, row.slot + 1);
   work.score_stride = (slots + 2 * OUTRIDER_PAGE) / OUTRIDER_PAGE * OUTRIDER_PAGE;

@@ -53,6 +53,12 @@ struct Row {
   int segment, slot, position;
 };
 
+// A row whose state is made in the pass, and where that goes.
+struct FreshRow {
+  const float *features;
+  float *state;
+};
+
 constexpr int kMostQueries = 64;  // of an attention unit: the heads of one row at least
 
 // Rows of one segment and the heads of one key-value head, which share the reading of keys and values.
@@ -69,6 +75,7 @@ struct AttentionPart {
 // What a pass needs beside weights and caches; grows to the largest pass.
 struct Workspace {
   std::vector<Row> rows;
+  std::vector<FreshRow> fresh;
   std::vector<int> segment_start;                // first row of each segment
   std::vector<std::vector<int32_t>> slots;       // per segment: its rows' slots in order
   std::vector<std::vector<int32_t>> paths;       // per row of a tree: its slots after the common ones
@@ -80,7 +87,7 @@ struct Workspace {
   std::vector<float> hidden;    // [rows, hidden_stride]
   std::vector<float> qkv;       // [rows, qkv_stride]
   std::vector<float> attended;  // [rows, attended_stride]
-  Inputs normed, mixed, inner, last;
+  Inputs features, normed, mixed, inner, last;
   struct Thread {
     std::vector<float> row, tile, scores, sums;
   };
@@ -96,7 +103,9 @@ struct OutriderModel {
   outrider::Arena arena;
   std::vector<outrider::Layer> layers;
   outrider::Matrix embedding, head;  // head.data is null: the embedding serves
+  outrider::Matrix fuse;
   std::vector<float> final_norm, token_norm;
+  std::vector<float> column_norm, feature_norm, fuse_bias;  // empty: none
   std::shared_ptr<outrider::Team> team;
   outrider::Workspace work;
   std::mutex busy;  // one pass at a time

@@ -14,7 +14,7 @@ extern "C" {
 #define OUTRIDER_API __attribute__((visibility("default")))
 
 // Raised whenever a struct or the meaning of a function changes.
-enum { OUTRIDER_ABI = 3 };
+enum { OUTRIDER_ABI = 4 };
 
 // Positions per cache page.
 enum { OUTRIDER_PAGE = 64 };
@@ -61,7 +61,8 @@ typedef enum {
   OUTRIDER_OUTPUT = 5,
   OUTRIDER_GATE = 6,
   OUTRIDER_UP = 7,
-  OUTRIDER_DOWN = 8
+  OUTRIDER_DOWN = 8,
+  OUTRIDER_FUSE = 9  // layer -1; makes a state of features; where it is not set they are the state
 } OutriderMatrix;
 
 typedef enum {
@@ -71,7 +72,9 @@ typedef enum {
   OUTRIDER_QUERY_NORM = 3,
   OUTRIDER_KEY_NORM = 4,
   OUTRIDER_TOKEN_NORM = 5,  // layer -1; of the embedding beside a given state
-  OUTRIDER_BIAS = 6  // + OutriderMatrix: the bias of that matrix
+  OUTRIDER_COLUMN_NORM = 6,  // layer -1; of each column of the features, all behind each other
+  OUTRIDER_FEATURE_NORM = 7,  // layer -1; of all features together, after those of columns
+  OUTRIDER_BIAS = 8  // + OutriderMatrix: the bias of that matrix
 } OutriderVector;
 
 typedef struct {
@@ -79,6 +82,8 @@ typedef struct {
   int32_t vocab;        // tokens it reads: rows of the embedding
   int32_t spoken;       // rows of the head; `vocab` where the embedding serves as the head
   int32_t stream;       // OutriderStream
+  int32_t features;     // numbers that a state is made of; 0 for a stream that starts from tokens
+  int32_t columns;      // equal parts of the features, which may have norms of their own; 0 without features
   int32_t activations;  // OutriderActivations
   int32_t cache;        // OutriderCache
   int32_t threads;
@@ -103,7 +108,9 @@ typedef struct {
   int32_t known;           // nodes of earlier passes, whose keys and values lie in their slots; 0 for a chain
   int32_t rows;            // at least 1
   const int32_t *tokens;   // [rows]
-  const float *states;     // [rows, hidden], for a stream that starts from them
+  float *states;           // [rows, hidden], for a stream that starts from them
+  const float *features;   // [fresh, shape.features]: of them the states of the last `fresh` rows are made, and written
+  int32_t fresh;
   const int32_t *parents;  // [known + rows]: an earlier node, or -1: the last cached position; NULL for a chain
 } OutriderSegment;
 
@@ -138,7 +145,7 @@ OUTRIDER_API void outrider_destroy(OutriderModel *model);
 // Packs rows of a matrix, in ascending order over calls; the source may be freed afterwards.
 OUTRIDER_API int outrider_set_rows(OutriderModel *model, const OutriderRows *rows, const void *data);
 OUTRIDER_API int outrider_set_vector(OutriderModel *model, int32_t vector, int32_t layer, const float *data, int32_t count);
-// Checks that every matrix and norm was set and starts the threads.
+// Checks that every matrix and norm was set, and starts the threads where nothing else in this process runs on as many.
 OUTRIDER_API int outrider_finish(OutriderModel *model);
 OUTRIDER_API int64_t outrider_weight_bytes(const OutriderModel *model);
 // Bytes of one page of OUTRIDER_PAGE positions, keys and values of all layers; pages are aligned to 64 bytes.

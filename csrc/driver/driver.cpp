@@ -21,7 +21,7 @@ struct Runner {
   const Setup &setup;
   OutriderShape shape;
   Handle model;
-  Floats cosines, sines, states;  // states: one for each token
+  Floats cosines, sines, features, states;  // features and what is made of them: one for each token
   Ints tokens;
 
   explicit Runner(const Setup &s) : setup(s), shape(shape_of(s)), model(build(s)) {
@@ -32,20 +32,35 @@ struct Runner {
       }
     Random random{7};
     for (int p = 0; p < kPositions; ++p) tokens.push_back(random.below(shape.vocab));
-    for (int i = 0; i < shape.vocab * shape.hidden; ++i) states.push_back(random.centred());
+    for (int i = 0; i < shape.vocab * shape.features; ++i) features.push_back(random.centred());
+    states.resize((size_t)shape.vocab * shape.hidden);
+    for (int token = 0; model && shape.features && token < shape.vocab; ++token) make_state(token);
+  }
+
+  void make_state(int token) {
+    Cache cache(model.get(), 1);
+    const OutriderSegment segment{cache.pages.data(), 0, 0, 1, &token, &states[token * shape.hidden], &features[token * shape.features], 1, nullptr};
+    const OutriderBatch batch{&segment, 1, nullptr, 0, cosines.data(), sines.data(), kPositions, nullptr, 0, nullptr, nullptr, 0, nullptr};
+    check(outrider_forward(model.get(), &batch) == 0, "a state of features " + setup.name());
   }
 
   // Logits [rows, spoken], then the hidden states entering layer 1, of heads the last after the final norm [rows, hidden].
   Floats forward(const std::vector<Part> &parts, const Ints &layers = {0, 1}) const {
     std::vector<OutriderSegment> segments;
-    std::vector<Floats> given(parts.size());
+    std::vector<Floats> given(parts.size()), taken(parts.size());
     int rows = 0;
     for (size_t i = 0; i < parts.size(); ++i) {
       const Part &part = parts[i];
-      for (int token : part.tokens) given[i].insert(given[i].end(), &states[token * shape.hidden], &states[(token + 1) * shape.hidden]);
-      segments.push_back({part.cache->pages.data(), part.length, part.known, (int32_t)part.tokens.size(), part.tokens.data(),
-                          given[i].data(), part.parents.empty() ? nullptr : part.parents.data()});
-      rows += (int)part.tokens.size();
+      const int count = (int)part.tokens.size(), fresh = shape.features ? part.length % (count + 1) : 0;
+      for (int row = 0; row < count; ++row) {  // the state of a fresh row is made anew
+        const float *state = &states[part.tokens[row] * shape.hidden], *feature = features.data() + part.tokens[row] * shape.features;
+        given[i].insert(given[i].end(), state, state + shape.hidden);
+        if (row >= count - fresh) std::fill_n(given[i].end() - shape.hidden, shape.hidden, std::nanf(""));
+        if (row >= count - fresh) taken[i].insert(taken[i].end(), feature, feature + shape.features);
+      }
+      segments.push_back({part.cache->pages.data(), part.length, part.known, count, part.tokens.data(), given[i].data(),
+                          taken[i].data(), fresh, part.parents.empty() ? nullptr : part.parents.data()});
+      rows += count;
     }
     Ints wanted;
     for (int row = 0; row < rows; ++row) wanted.push_back(row);
@@ -170,7 +185,7 @@ void check_bad_shapes(const Setup &setup) {
   const std::vector<std::pair<const char *, int32_t OutriderShape::*>> fields = {
       {"layers", &OutriderShape::layers}, {"hidden", &OutriderShape::hidden}, {"intermediate", &OutriderShape::intermediate},
       {"heads", &OutriderShape::heads}, {"kv_heads", &OutriderShape::kv_heads}, {"head_dim", &OutriderShape::head_dim},
-      {"vocab", &OutriderShape::vocab}, {"spoken", &OutriderShape::spoken}, {"stream", &OutriderShape::stream}, {"activations", &OutriderShape::activations}, {"cache", &OutriderShape::cache},
+      {"vocab", &OutriderShape::vocab}, {"spoken", &OutriderShape::spoken}, {"stream", &OutriderShape::stream}, {"features", &OutriderShape::features}, {"columns", &OutriderShape::columns}, {"activations", &OutriderShape::activations}, {"cache", &OutriderShape::cache},
       {"threads", &OutriderShape::threads}};
   for (const auto &[name, field] : fields)
     for (int32_t value : {-1, INT32_MIN, INT32_MAX}) {
@@ -198,7 +213,7 @@ void check_bad_weights(const Setup &setup) {
   refused("too few inputs", [](OutriderRows &r) { r.inputs -= 1; });
   refused("a layer beyond the last", [](OutriderRows &r) { r.layer = 2; });
   refused("a layer before the first", [](OutriderRows &r) { r.layer = -1; });
-  refused("an unknown matrix", [](OutriderRows &r) { r.matrix = 9; });
+  refused("an unknown matrix", [](OutriderRows &r) { r.matrix = 10; });
   refused("a negative matrix", [](OutriderRows &r) { r.matrix = -1; });
   refused("an unknown format", [](OutriderRows &r) { r.format = 7; });
   refused("a negative format", [](OutriderRows &r) { r.format = -1; });
@@ -215,7 +230,9 @@ void check_bad_weights(const Setup &setup) {
   refused("the same rows again", [](OutriderRows &r) { r.count = 16; });
   refused("a gap between rows", [](OutriderRows &r) { r.first = 32, r.count = 16; });
   check_refused("a vector of the wrong size", [&] { return outrider_set_vector(model.get(), OUTRIDER_FINAL_NORM, -1, data.data(), 1) == -1; });
-  for (int vector : {-1, 6, 7, 15, 99})
+  Ints unknown = {-1, OUTRIDER_BIAS + OUTRIDER_EMBEDDING, OUTRIDER_BIAS + OUTRIDER_HEAD, OUTRIDER_BIAS + OUTRIDER_FUSE + 1, 99};
+  if (!s.features) unknown.insert(unknown.end(), {OUTRIDER_COLUMN_NORM, OUTRIDER_FEATURE_NORM, OUTRIDER_BIAS + OUTRIDER_FUSE});
+  for (int vector : unknown)
     check_refused("an unknown vector", [&] { return outrider_set_vector(model.get(), vector, 0, data.data(), s.hidden) == -1; });
   Floats out(s.hidden);
   check_refused("a row of a matrix that is not set", [&] { return outrider_unpack(model.get(), OUTRIDER_UP, 0, 0, out.data()) == -1; });
@@ -227,7 +244,8 @@ void check_bad_batches(const Runner &run) {
   const int32_t tap = 1, bad_tap = 4;
   Floats logits(2 * run.shape.spoken), features(3 * run.shape.hidden);
   auto refused = [&](const char *what, const std::function<void(OutriderSegment &, OutriderBatch &)> &spoil) {
-    OutriderSegment segment{cache.pages.data(), 0, 0, 3, tokens.data(), run.states.data(), parents.data()};
+    Floats states = run.states;
+    OutriderSegment segment{cache.pages.data(), 0, 0, 3, tokens.data(), states.data(), run.features.data(), 0, parents.data()};
     OutriderBatch batch{&segment, 1, layers.data(), 2, run.cosines.data(), run.sines.data(), kPositions, &tap, 1,
                         features.data(), wanted.data(), 2, logits.data()};
     spoil(segment, batch);
@@ -247,6 +265,9 @@ void check_bad_batches(const Runner &run) {
   refused("nodes of an earlier pass beside a chain", [](OutriderSegment &s, OutriderBatch &) { s.known = 1, s.parents = nullptr; });
   refused("a negative number of known nodes", [](OutriderSegment &s, OutriderBatch &) { s.known = -1; });
   if (run.shape.stream) refused("no states", [](OutriderSegment &s, OutriderBatch &) { s.states = nullptr; });
+  refused("more fresh rows than rows", [](OutriderSegment &s, OutriderBatch &) { s.fresh = 4; });
+  refused("a negative number of fresh rows", [](OutriderSegment &s, OutriderBatch &) { s.fresh = -1; });
+  refused("fresh rows without features", [](OutriderSegment &s, OutriderBatch &) { s.fresh = 1, s.features = nullptr; });
   refused("no pages", [](OutriderSegment &s, OutriderBatch &) { s.pages = nullptr; });
   refused("no tokens", [](OutriderSegment &s, OutriderBatch &) { s.tokens = nullptr; });
   refused("a length at the end of numbers", [](OutriderSegment &s, OutriderBatch &) { s.length = INT32_MAX - 2; });

@@ -44,6 +44,8 @@ struct Setup {
   int format, activations, cache, threads, stream;
   std::string isa;
   bool has_head() const { return format % 2 == 0; }
+  bool has_norms() const { return format > 2; }  // of features
+  int features(int hidden, int wide) const { return stream == 0 ? 0 : stream == 1 ? wide : hidden; }
   std::string name() const {
     std::ostringstream text;
     text << isa << " format " << format << " activations " << activations << " cache " << cache << " threads " << threads << " stream " << stream;
@@ -56,8 +58,8 @@ inline bool is_blocks(int format) { return format >= OUTRIDER_Q4_0; }
 // Blocks need whole groups; other formats get sizes that are multiples of nothing.
 inline OutriderShape shape_of(const Setup &s) {
   const auto spoken = [&](int vocab) { return s.has_head() ? vocab - 22 : vocab; };
-  if (is_blocks(s.format)) return {2, 96, 64, 6, 2, 16, 101, spoken(101), s.stream, s.activations, s.cache, s.threads, 1e-5f};
-  return {2, 40, 50, 4, 2, 10, 67, spoken(67), s.stream, s.activations, s.cache, s.threads, 1e-5f};
+  if (is_blocks(s.format)) return {2, 96, 64, 6, 2, 16, 101, spoken(101), s.stream, s.features(96, 192), s.stream ? 2 : 0, s.activations, s.cache, s.threads, 1e-5f};
+  return {2, 40, 50, 4, 2, 10, 67, spoken(67), s.stream, s.features(40, 70), s.stream ? 2 : 0, s.activations, s.cache, s.threads, 1e-5f};
 }
 
 struct Closer { void operator()(OutriderModel *model) const { outrider_destroy(model); } };
@@ -69,7 +71,8 @@ inline Size size_of(const OutriderShape &s, int matrix, int layer) {
   const int queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim;
   const int seen = layer == 0 && s.stream != OUTRIDER_STREAM_TOKEN ? 2 * s.hidden : s.hidden;
   const Size sizes[] = {{s.vocab, s.hidden}, {s.spoken, s.hidden}, {queries, seen}, {keys, seen}, {keys, seen},
-                        {s.hidden, queries}, {s.intermediate, s.hidden}, {s.intermediate, s.hidden}, {s.hidden, s.intermediate}};
+                        {s.hidden, queries}, {s.intermediate, s.hidden}, {s.intermediate, s.hidden}, {s.hidden, s.intermediate},
+                        {s.hidden, s.features}};
   return sizes[matrix];
 }
 
@@ -122,6 +125,11 @@ inline Handle build(const Setup &setup) {
   good = good && (!setup.has_head() || set_matrix(model.get(), s, setup.format, OUTRIDER_HEAD, -1, random));
   good = good && set_vector(model.get(), OUTRIDER_FINAL_NORM, -1, s.hidden, random);
   good = good && set_vector(model.get(), OUTRIDER_TOKEN_NORM, -1, s.hidden, random);
+  if (s.features != s.hidden && s.features)
+    good = good && set_matrix(model.get(), s, setup.format, OUTRIDER_FUSE, -1, random) &&
+           set_vector(model.get(), OUTRIDER_BIAS + OUTRIDER_FUSE, -1, s.hidden, random);
+  if (s.features && setup.has_norms())
+    for (int v : {OUTRIDER_COLUMN_NORM, OUTRIDER_FEATURE_NORM}) good = good && set_vector(model.get(), v, -1, s.features, random);
   for (int layer = 0; good && layer < s.layers; ++layer) {
     for (int m = OUTRIDER_QUERY; good && m <= OUTRIDER_DOWN; ++m)
       good = set_matrix(model.get(), s, setup.format, m, layer, random) &&

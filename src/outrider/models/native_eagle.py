@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -26,19 +27,19 @@ class NativeEagleHead:
     """
 
     def __init__(self, packed: PackedEagle) -> None:
-        self._model, self._fusion = packed.model, packed.fusion
-        self.taps, self.token_map = packed.fusion.taps, packed.token_map
+        self._model, self._reading = packed.model, packed.reading
+        self.taps, self.token_map = packed.reading.taps, packed.token_map
         self.vocab_size, self.max_length = packed.model.arch.vocab_size, packed.model.arch.max_positions
         self._state = np.array([2 if packed.norm_output else 1], dtype=np.int32)  # what the next step is fed
         self._memories: dict[int, _Memory] = {}
 
     def extend(self, entries: Sequence[Entries]) -> None:
         """See `DraftHead.extend`."""
-        fused = self._fusion([each.features for each in entries])
+        read = self._reading([each.features for each in entries])
         memories, first = [self._open(each.sequence_id) for each in entries], 0
         for each, memory in zip(entries, memories):
             end = first + len(each.features)
-            memory.rewrite(each.start, fused[first:end])
+            memory.rewrite(each.start, read[first:end])
             assert len(memory.states) == each.start + len(each.tokens) > each.start, "one feature per entry"
             first = end
         for pieces in passes([Chunk(each.sequence_id, each.tokens) for each in entries], _PASS_ROWS):
@@ -88,9 +89,9 @@ class NativeEagleHead:
     def _make(self, pieces: Sequence[tuple[_Memory, Sequence[int]]]) -> None:
         """One pass over certain entries; the last of each sequence is what its guesses hang from."""
         segments = [memory.certain(tokens) for memory, tokens in pieces]
-        last = np.cumsum([len(segment.tokens) for segment in segments], dtype=np.int32) - np.int32(1)
-        logits, states = self._run(segments, last)
-        for (memory, tokens), row, logit in zip(pieces, last.tolist(), logits):
+        last = [end - 1 for end in accumulate(len(segment.tokens) for segment in segments)]
+        logits, states = self._run(segments, np.array(last, dtype=np.int32))
+        for (memory, tokens), row, logit in zip(pieces, last, logits):
             memory.cache.length += len(tokens)
             memory.restart(logit, states[row : row + 1])
 
@@ -108,28 +109,33 @@ class _Memory:
         self.cache = cache
         self.states = states  # [certain entries, hidden]: what they start from
         self.pending = states[:0, 0]  # [draft vocab] of the last certain entry, once it was made
+        self._features = states[
+            :0
+        ]  # [n, inputs]: what the last n states will be made of, by `certain` entries
         self._store = states
         self._thoughts = states  # [rows, hidden]: what stands for the feature below each row
         self._parents: list[int] = []  # of guesses: the guess above, -1 for the last certain entry
         self._is_chain = True
 
-    def rewrite(self, start: int, states: Floats) -> None:  # [n, hidden]
-        """Cuts the entries back to `start`, and adds states behind those that are known."""
+    def rewrite(self, start: int, features: Floats) -> None:  # [n, inputs]
+        """Cuts the entries back to `start`; the states of n more will be made of these features."""
         assert start <= self.cache.length, "entries are made in order"
         self.cache.truncate(start)
-        known, total = len(self.states), len(self.states) + len(states)
+        known, total = len(self.states), len(self.states) + len(features)
         if total > len(self._store):
-            store = np.empty((max(total, len(self._store) * 3 // 2, 64), states.shape[1]), dtype=np.float32)
+            rows = max(total, len(self._store) * 3 // 2, 64)
+            store = np.empty((rows, self.states.shape[1]), dtype=np.float32)
             store[:known] = self.states
             self._store = store
-        self._store[known:total] = states
-        self.states = self._store[:total]
+        self.states, self._features = self._store[:total], features
 
     def certain(self, tokens: Sequence[int]) -> Segment:
         """The next certain entries."""
-        start = self.cache.length
-        states = self.states[start : start + len(tokens)]
-        return Segment(self.cache, start, np.array(tokens, dtype=np.int32), states=states)
+        start, end = self.cache.length, self.cache.length + len(tokens)
+        fresh = max(0, end - (len(self.states) - len(self._features)))
+        features, self._features = self._features[:fresh], self._features[fresh:]
+        numbers = np.array(tokens, dtype=np.int32)
+        return Segment(self.cache, start, numbers, states=self.states[start:end], features=features)
 
     def restart(self, pending: Floats, thought: Floats) -> None:  # [draft vocab], [1, hidden]
         """The last certain entry came to this; guesses begin anew below it."""

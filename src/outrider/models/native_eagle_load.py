@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 
 from outrider.core.records import TokenWeights
+from outrider.errors import ConfigError
 from outrider.models.eagle_shapes import checked_shapes, feature_taps
 from outrider.models.heads import EagleConfig, Head
 from outrider.models.native_library import Activations, Stream, chosen_isa, library, thread_count
 from outrider.models.native_load import packed
-from outrider.models.native_matrices import NativeLinear, NativeMatrices
-from outrider.models.native_model import Floats, NativeModel, NativeSetup
+from outrider.models.native_matrices import FORMATS
+from outrider.models.native_model import Floats, Fusing, NativeModel, NativeSetup
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +23,7 @@ class PackedEagle:
     """An EAGLE-3 head as the compiled library runs it."""
 
     model: NativeModel
-    fusion: Fusion
+    reading: Reading
     token_map: torch.Tensor | None  # [draft vocab] int64, ascending: the target's ids of the columns of rows
     norm_output: bool  # whether the next step is fed the state after the final norm
 
@@ -38,58 +39,62 @@ def pack_eagle(
     assert isinstance(config, EagleConfig), "an EAGLE head has an EAGLE configuration"
     assert config.is_eagle3, "EAGLE-1 and 2 have no compiled pass"
     checked_shapes(head, weights)
-    matrices = NativeMatrices(dtype, threads)
+    if dtype not in FORMATS:
+        raise ConfigError(f"draft_dtype must be one of {', '.join(FORMATS)} here, not {dtype!r}")
+    read = feature_taps(config, num_layers)
+    fusing = _fusing(head, len(read))
     order = None if head.token_map is None else torch.argsort(head.token_map.cpu())
     stream = Stream.NORMED_STATE if config.norm_before_residual else Stream.STATE
     setup = NativeSetup(
         dtype, Activations[dtype.upper()], chosen_isa(library()), thread_count(threads),
-        len(_spoken(head, weights)), stream,
+        len(_spoken(head, weights)), stream, fusing,
     )  # fmt: skip
     arch = replace(config.arch, layers=1, tied_head=False)
     return PackedEagle(
-        packed(arch, _state(head, weights, order), None, setup),
-        Fusion(head, feature_taps(config, num_layers), matrices),
+        packed(arch, _state(head, weights, order) | _fusing_state(head, fusing), None, setup),
+        Reading(read),
         None if head.token_map is None else head.token_map.cpu()[order],
         config.norm_output,
     )
 
 
-class Fusion:
-    """The target's features in the form that entries take. `taps`: the columns of the features it is given."""
+class Reading:
+    """The target's features in the order in which the head reads them. `taps`: the columns of those it is given."""
 
-    def __init__(self, head: Head, read: Sequence[int], matrices: NativeMatrices) -> None:
+    def __init__(self, read: Sequence[int]) -> None:
         """`read`: the hidden states in the order of `fc`; may repeat one."""
-        config, tensors = head.config, head.tensors
-        assert isinstance(config, EagleConfig), "features belong to EAGLE heads"
         self.taps = tuple(dict.fromkeys(read))
-        self._columns = [self.taps.index(tap) for tap in read]
-        self._eps, self._hidden = config.arch.rms_eps, config.arch.hidden
-        self._column_norms: torch.Tensor | None = None  # [columns, target hidden]
-        if config.fc_norm:
-            self._column_norms = torch.stack(
-                [tensors[f"fc_norm.{i}.weight"].float() for i in range(len(read))]
-            )
-        self._norm = tensors["input_norm.weight"].float() if config.norm_before_fc else None
-        self._fc: NativeLinear | None = None  # one feature of the head's own width needs no fusing
-        if "fc.weight" in tensors:
-            self._fc = matrices.linear(tensors["fc.weight"], tensors.get("fc.bias"))
+        columns = [self.taps.index(tap) for tap in read]
+        self._columns = None if columns == list(range(len(self.taps))) else columns
 
     def __call__(self, features: Sequence[torch.Tensor]) -> Floats:  # [n, taps, target hidden] each
-        """[rows of all, hidden]"""
+        """[rows of all, columns read x target hidden], contiguous."""
         joined = torch.cat(list(features)) if len(features) > 1 else features[0]
-        fused = joined.to("cpu", torch.float32)
-        if self._columns != list(range(len(self.taps))):
-            fused = torch.stack([fused[:, column] for column in self._columns], dim=1)
-        if self._column_norms is not None:
-            fused = self._normed(fused, self._column_norms)
-        fused = fused.flatten(1)
-        if self._norm is not None:
-            fused = self._normed(fused, self._norm)
-        states: Floats = (fused if self._fc is None else self._fc(fused)).numpy()
-        return states
+        read: Floats = joined.to("cpu", torch.float32).numpy()
+        if self._columns is not None:
+            read = read[:, self._columns]
+        rows, columns, width = read.shape
+        return np.ascontiguousarray(read).reshape(rows, columns * width)
 
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape[-1:], None, self._eps) * weight
+
+def _fusing(head: Head, columns: int) -> Fusing:
+    config, tensors = head.config, head.tensors
+    assert isinstance(config, EagleConfig), "features belong to EAGLE heads"
+    return Fusing(
+        columns * config.target_hidden, columns, config.fc_norm, config.norm_before_fc,
+        "fc.weight" in tensors, "fc.bias" in tensors,
+    )  # fmt: skip
+
+
+def _fusing_state(head: Head, fusing: Fusing) -> dict[str, torch.Tensor]:
+    tensors = head.tensors
+    state = {f"model.fuse.{name[3:]}": tensor for name, tensor in tensors.items() if name.startswith("fc.")}
+    if fusing.has_column_norms:
+        norms = [tensors[f"fc_norm.{column}.weight"] for column in range(fusing.columns)]
+        state["model.column_norms"] = torch.cat(norms)
+    if fusing.has_feature_norm:
+        state["model.feature_norm"] = tensors["input_norm.weight"]
+    return state
 
 
 def _spoken(head: Head, weights: TokenWeights) -> torch.Tensor:  # [draft vocab, hidden]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from outrider.errors import ConfigError, OutriderError, nearest
 
-_ABI = 3
+_ABI = 4
 PAGE = 64  # positions of a cache page
 _MODULE = "outrider._native"
 
@@ -73,7 +73,7 @@ class CacheType(IntEnum):
 
 
 class MatrixRole(IntEnum):
-    """A matrix of the decoder; the first two belong to no layer."""
+    """A matrix of the decoder; the first two and the last belong to no layer."""
 
     EMBEDDING = 0
     HEAD = 1
@@ -84,10 +84,11 @@ class MatrixRole(IntEnum):
     GATE = 6
     UP = 7
     DOWN = 8
+    FUSE = 9
 
 
 class VectorRole(IntEnum):
-    """A norm or bias of the decoder; those of embeddings and the last state belong to no layer."""
+    """A norm or bias of the decoder; those of embeddings, features and the last state belong to no layer."""
 
     FINAL_NORM = 0
     ATTENTION_NORM = 1
@@ -95,14 +96,17 @@ class VectorRole(IntEnum):
     QUERY_NORM = 3
     KEY_NORM = 4
     TOKEN_NORM = 5
-    BIAS = 6  # + MatrixRole
+    COLUMN_NORM = 6
+    FEATURE_NORM = 7
+    BIAS = 8  # + MatrixRole
 
 
 # The structs of csrc/outrider.h, field by field. They hold addresses: whoever fills them keeps the arrays alive.
 class Shape(ctypes.Structure):
     _fields_: ClassVar = [
         *((name, c_int32) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
-        *((name, c_int32) for name in ("vocab", "spoken", "stream", "activations", "cache", "threads")),
+        *((name, c_int32) for name in ("vocab", "spoken", "stream", "features", "columns", "activations")),
+        *((name, c_int32) for name in ("cache", "threads")),
         ("rms_eps", c_float),
     ]  # fmt: skip
 
@@ -117,7 +121,8 @@ class Rows(ctypes.Structure):
 class SegmentStruct(ctypes.Structure):
     _fields_: ClassVar = [
         ("pages", c_void_p), ("length", c_int32), ("known", c_int32), ("rows", c_int32),
-        ("tokens", c_void_p), ("states", c_void_p), ("parents", c_void_p),
+        ("tokens", c_void_p), ("states", c_void_p), ("features", c_void_p), ("fresh", c_int32),
+        ("parents", c_void_p),
     ]  # fmt: skip
 
 
@@ -154,7 +159,7 @@ class NativeLibrary:
         return model
 
     def destroy(self, model: int) -> None:
-        """Frees a model and ends its threads; no other call with it may be under way."""
+        """Frees a model, and ends threads that nothing else works with; no other call with it may be under way."""
         self._c.outrider_destroy(model)
 
     def set_rows(self, model: int, rows: Rows, data: int) -> None:
@@ -206,7 +211,7 @@ class NativeLibrary:
         return made
 
     def destroy_matrices(self, matrices: int) -> None:
-        """Frees them and ends their threads; no other call with them may be under way."""
+        """Frees them, and ends threads that nothing else works with; no other call with them may be under way."""
         self._c.outrider_matrices_destroy(matrices)
 
     def add_matrix(self, matrices: int, form: Format, outputs: int, inputs: int, data: int) -> int:

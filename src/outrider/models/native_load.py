@@ -110,9 +110,10 @@ def chosen_activations(activations: str, dtype: str) -> Activations:
 
 def _shape(arch: Arch, setup: NativeSetup) -> Shape:
     cache = CacheType.FLOAT32 if setup.dtype == "float32" else CacheType.BFLOAT16
+    inputs, columns = (setup.fusing.inputs, setup.fusing.columns) if setup.fusing else (0, 0)
     return Shape(
         arch.layers, arch.hidden, arch.intermediate, arch.heads, arch.kv_heads, arch.head_dim, arch.vocab_size,
-        setup.spoken_size, setup.stream, setup.activations, cache, setup.threads, arch.rms_eps,
+        setup.spoken_size, setup.stream, inputs, columns, setup.activations, cache, setup.threads, arch.rms_eps,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ FORMATS = {"float32": Format.FLOAT32, "bfloat16": Format.BFLOAT16, "int8": Forma
 
 
 class NativeMatrices:
-    """Matrices packed once, each multiplied by one call, on threads of their own that sleep in between.
+    """Matrices packed once, each multiplied by one call, on the threads of the compiled decoders.
 
     `dtype`: float32, bfloat16 (bfloat16 products, float32 sums) or int8 (groups of 32, int8 products). A row's result
     depends on that row alone, bit for bit. Raises `NativeUnavailable` where the library is not there.

@@ -12,7 +12,7 @@ from outrider.errors import ConfigError
 from outrider.models.arch import Arch
 from outrider.models.gguf import GGUFFile
 from outrider.models.native_library import Format, MatrixRole, NativeLibrary, Rows, Source, Stream, VectorRole
-from outrider.models.native_model import NativeSetup
+from outrider.models.native_model import Fusing, NativeSetup
 from outrider.models.weights import StateReader
 
 _ROWS = 4096  # rows converted to float32 at once
@@ -36,14 +36,16 @@ class MatrixPlan:
 
 
 def matrix_plans(
-    arch: Arch, spoken_size: int | None = None, stream: Stream = Stream.TOKEN
+    arch: Arch, spoken_size: int | None = None, stream: Stream = Stream.TOKEN, fusing: Fusing | None = None
 ) -> Iterator[MatrixPlan]:
     """Every matrix of the architecture, in the order in which a pass reads them.
 
     `spoken_size`: rows of a head of its own; None: the vocabulary. `stream`: layer 0 reads more than the stream where
-    that starts from a given state.
+    that starts from a given state. `fusing`: how states are made of features.
     """
     queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    if fusing is not None and fusing.has_matrix:
+        yield MatrixPlan(MatrixRole.FUSE, -1, "model.fuse.weight", arch.hidden, fusing.inputs)
     yield MatrixPlan(MatrixRole.EMBEDDING, -1, "model.embed_tokens.weight", arch.vocab_size, arch.hidden)
     for layer in range(arch.layers):
         prefix = f"model.layers.{layer}."
@@ -62,8 +64,18 @@ def matrix_plans(
         yield MatrixPlan(MatrixRole.HEAD, -1, "lm_head.weight", spoken_size or arch.vocab_size, arch.hidden)
 
 
-def vector_plans(arch: Arch, stream: Stream = Stream.TOKEN) -> Iterator[tuple[int, int, str, int]]:
+def vector_plans(
+    arch: Arch, stream: Stream = Stream.TOKEN, fusing: Fusing | None = None
+) -> Iterator[tuple[int, int, str, int]]:
     """(role, layer, tensor, numbers) of every norm and bias."""
+    if fusing is not None:
+        for found, role, name, count in (
+            (fusing.has_column_norms, VectorRole.COLUMN_NORM, "column_norms", fusing.inputs),
+            (fusing.has_feature_norm, VectorRole.FEATURE_NORM, "feature_norm", fusing.inputs),
+            (fusing.has_bias, VectorRole.BIAS + MatrixRole.FUSE, "fuse.bias", arch.hidden),
+        ):
+            if found:
+                yield role, -1, f"model.{name}", count
     yield VectorRole.FINAL_NORM, -1, "model.norm.weight", arch.hidden
     if stream is not Stream.TOKEN:
         yield VectorRole.TOKEN_NORM, -1, "model.token_norm.weight", arch.hidden
@@ -127,12 +139,13 @@ class WeightFeed:
 
     def vectors(self, arch: Arch, reader: StateReader) -> None:
         """All norms and biases. Raises `ModelLoadError` naming a tensor that does not fit."""
-        for role, layer, name, count in vector_plans(arch, self._setup.stream):
+        for role, layer, name, count in vector_plans(arch, self._setup.stream, self._setup.fusing):
             numbers = reader.take(name, count).contiguous()
             self._library.set_vector(self._model, role, layer, numbers.data_ptr(), count)
 
     def _plans(self, arch: Arch) -> Iterator[MatrixPlan]:
-        return matrix_plans(arch, self._setup.spoken_size, self._setup.stream)
+        setup = self._setup
+        return matrix_plans(arch, setup.spoken_size, setup.stream, setup.fusing)
 
     def _matrix(self, plan: MatrixPlan, reader: StateReader) -> None:
         tensor = reader.found(plan.name, plan.outputs, plan.inputs)
