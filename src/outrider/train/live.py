@@ -52,8 +52,8 @@ def measure_live(
 ) -> Live:
     """Decodes the prompts of `texts` (temperature 0) with chains of `num_spec_tokens` by the draft in a folder."""
     speculation = {"method": method, "model": str(draft), "num_speculative_tokens": num_spec_tokens}
-    # What the check at load would tell is measured here on more texts.
-    drafting = llm.with_speculation({**speculation, "check_draft": False})
+    # What the check at load would tell is measured here on more texts, by chains as long as those counted offline.
+    drafting = llm.with_speculation({**speculation, "check_draft": False, "cut_drafts": False})
     sampling = SamplingParams(temperature=0.0, max_tokens=most_new)
     timed, rest = texts[:_ALONE], texts[_ALONE:]
     plain_seconds = drafted_seconds = 0.0
