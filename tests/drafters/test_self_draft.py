@@ -81,7 +81,9 @@ def exit_of(target: ToyTarget, exit_layer: int = 2) -> Head:
 
 
 def built(target: TargetModel, head: Head, **settings: Any) -> Drafter:
-    config = SpeculativeConfig.of({"method": "self_draft", "model": head, "check_draft": False, **settings})
+    config = SpeculativeConfig.of(
+        {"method": "self_draft", "model": head, "check_draft": False, "cut_drafts": False, **settings}
+    )
     return build_drafter(DrafterSetup(config, target, lambda: target, lambda: load_head(config)))
 
 

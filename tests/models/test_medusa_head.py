@@ -167,7 +167,7 @@ def test_narrow_heads_norm_their_states_in_float32(dtype: torch.dtype) -> None:
 def test_heads_for_another_target_are_refused() -> None:
     token = weights()
     narrow = TokenWeights(token.embedding[:, :8], token.head[:, :8], token.norm[:8], token.norm_eps)
-    with pytest.raises(ModelLoadError, match="random heads read states of 12 numbers, the target's have 8"):
+    with pytest.raises(ModelLoadError, match="random heads: reads states of 12 numbers, the target's have 8"):
         MedusaHeads(random_head(config()), narrow)
 
 

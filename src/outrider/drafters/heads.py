@@ -13,7 +13,7 @@ from outrider.core.records import TokenWeights
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.head_check import check_at_load
 from outrider.drafters.medusa import MedusaDrafter
-from outrider.drafters.self_draft import SelfDrafter
+from outrider.drafters.self_draft import SelfDrafter, layer_bytes
 from outrider.drafters.setup import DrafterSetup, tapped
 from outrider.errors import ConfigError
 from outrider.models.eagle_head import EagleHead
@@ -85,6 +85,7 @@ def exit_drafter(setup: DrafterSetup) -> Drafter:
         exit_head=module.eval(),
         topk=setup.children("self_draft"),
         sample_method=setup.sample_method,
+        costs=setup.costs(layer_bytes(target, layers) + _bytes_read(setup, head, weights)),
     )
 
 
@@ -124,6 +125,8 @@ def _bytes_read(setup: DrafterSetup, head: Head, weights: TokenWeights) -> int:
     count = sum(tensor.numel() for tensor in own.values())
     if isinstance(head.config, EagleConfig) and "lm_head.weight" not in own:
         count += weights.head.numel()
+    if isinstance(head.config, ExitConfig):
+        count += head.config.draft_vocab * head.config.hidden
     return count * _BYTES[_native_dtype(setup)]
 
 

@@ -19,7 +19,7 @@ from outrider.drafters.lookup import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.rows import DraftVocabulary
-from outrider.drafters.self_draft import SelfDrafter
+from outrider.drafters.self_draft import SelfDrafter, layer_bytes
 from outrider.drafters.setup import DrafterSetup
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.suffix_corpus import SuffixCorpus
@@ -131,14 +131,10 @@ def _self_draft(setup: DrafterSetup) -> Drafter:
         )
     if config.exit_head is not None:
         return exit_drafter(setup)
-    if config.skip_layers is not None:
-        return SelfDrafter.skip(
-            target, config.skip_layers, topk=setup.children("self_draft"), sample_method=setup.sample_method
-        )
-    assert config.assistant_early_exit is not None, "checked by SpeculativeConfig"
-    return SelfDrafter.early_exit(
-        target,
-        config.assistant_early_exit,
-        topk=setup.children("self_draft"),
-        sample_method=setup.sample_method,
-    )
+    topk, sample_method = setup.children("self_draft"), setup.sample_method
+    skipped, first = config.skip_layers, config.assistant_early_exit
+    costs = setup.costs(layer_bytes(target, first or target.num_layers - len(skipped or ())))
+    if skipped is not None:
+        return SelfDrafter.skip(target, skipped, topk=topk, sample_method=sample_method, costs=costs)
+    assert first is not None, "checked by SpeculativeConfig"
+    return SelfDrafter.early_exit(target, first, topk=topk, sample_method=sample_method, costs=costs)

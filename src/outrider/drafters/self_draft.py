@@ -13,6 +13,7 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.growth import Growth, SampleMethod
 from outrider.drafters.rows import DraftRows, DraftVocabulary
 from outrider.errors import ConfigError
+from outrider.models.row_costs import FREE, DraftCosts
 
 
 class Exit(Protocol):
@@ -36,27 +37,33 @@ class SelfDrafter:
     taps: tuple[int, ...] = ()
 
     def __init__(self, target: LayeredTarget, layers: Sequence[int], *, exit_head: Exit | None = None, topk: int = 1,
-                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC) -> None:  # fmt: skip
-        """`exit_head` speaks behind the layers; None: the target's own final norm and head."""
+                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC,
+                 costs: DraftCosts = FREE) -> None:  # fmt: skip
+        """`exit_head` speaks behind the layers; None: the target's own final norm and head. `costs`: what drafts are
+        cut by."""
         self.layers = tuple(layers)
         self._target, self._exit = target, exit_head
         token_map = None if exit_head is None else exit_head.token_map
         self._vocabulary = None if token_map is None else DraftVocabulary(token_map, target.vocab_size)
-        self._growth = Growth(target.vocab_size, topk if target.supports_trees else 1, sample_method)
+        self._growth = Growth(target.vocab_size, topk if target.supports_trees else 1, sample_method, costs)
 
     @staticmethod
     def early_exit(target: LayeredTarget, layers: int, *, exit_head: Exit | None = None, topk: int = 1,
-                   sample_method: SampleMethod = SampleMethod.PROBABILISTIC) -> SelfDrafter:  # fmt: skip
+                   sample_method: SampleMethod = SampleMethod.PROBABILISTIC,
+                   costs: DraftCosts = FREE) -> SelfDrafter:  # fmt: skip
         """Drafts with the first `layers` layers. Raises `ConfigError` unless that leaves a part out."""
         if not 1 <= layers < target.num_layers:
             raise ConfigError(
                 f"assistant_early_exit must be between 1 and {target.num_layers - 1} here, not {layers}"
             )
-        return SelfDrafter(target, range(layers), exit_head=exit_head, topk=topk, sample_method=sample_method)
+        return SelfDrafter(
+            target, range(layers), exit_head=exit_head, topk=topk, sample_method=sample_method, costs=costs
+        )
 
     @staticmethod
     def skip(target: LayeredTarget, skipped: Sequence[int], *, topk: int = 1,
-             sample_method: SampleMethod = SampleMethod.PROBABILISTIC) -> SelfDrafter:  # fmt: skip
+             sample_method: SampleMethod = SampleMethod.PROBABILISTIC,
+             costs: DraftCosts = FREE) -> SelfDrafter:  # fmt: skip
         """Drafts with all layers but `skipped`. Raises `ConfigError` when those are none, all, or unknown."""
         for layer in skipped:
             if not 0 <= layer < target.num_layers:
@@ -66,7 +73,7 @@ class SelfDrafter:
             raise ConfigError(
                 f"skip_layers must leave out some of the {target.num_layers} layers, not {list(skipped)}"
             )
-        return SelfDrafter(target, layers, topk=topk, sample_method=sample_method)
+        return SelfDrafter(target, layers, topk=topk, sample_method=sample_method, costs=costs)
 
     def ingest(self, context: Context, features: torch.Tensor | None) -> None:
         """The target's cache holds the prompt."""
@@ -98,3 +105,9 @@ class SelfDrafter:
             spoken = self._exit(torch.cat([own[list(asked)] for own, asked in zip(states, wanted)]))
         parts = torch.split(spoken, [len(asked) for asked in wanted])
         return parts if self._vocabulary is None else [self._vocabulary.rows(part) for part in parts]
+
+
+def layer_bytes(target: LayeredTarget, count: int) -> int:
+    """Weights of so many of the target's layers, its token matrices shared out among them; 0 where it tells none."""
+    whole: int = getattr(target, "weight_bytes", 0)
+    return whole * count // target.num_layers

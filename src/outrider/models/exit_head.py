@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from outrider.core.records import TokenWeights
-from outrider.errors import ModelLoadError
+from outrider.models.head_fit import check_tensors
 from outrider.models.heads import ExitConfig, Head
 from outrider.models.products import MakeProduct, swapped
 
@@ -35,7 +35,7 @@ class ExitHead(nn.Module):
         super().__init__()
         assert isinstance(head.config, ExitConfig), "an exit head"
         self.config = head.config
-        _check(head, head.config, weights)
+        check_tensors(head, self.config.hidden, exit_shapes(self.config), weights)
         own = {name: tensor.to(device, dtype, copy=True) for name, tensor in head.tensors.items()}
         self.block_norm, self.norm = (nn.Parameter(own[f"{name}.weight"]) for name in ("block_norm", "norm"))
         self.gate_up = _linear(torch.cat([own["gate_proj.weight"], own["up_proj.weight"]]))
@@ -104,22 +104,6 @@ def exit_shapes(config: ExitConfig) -> dict[str, tuple[int, ...]]:
     wide, narrow = (config.intermediate, config.hidden), (config.hidden, config.intermediate)
     return {"block_norm.weight": (config.hidden,), "norm.weight": (config.hidden,), "gate_proj.weight": wide,
             "up_proj.weight": wide, "down_proj.weight": narrow}  # fmt: skip
-
-
-def _check(head: Head, config: ExitConfig, weights: TokenWeights) -> None:
-    wanted = exit_shapes(config)
-    found = {name: tuple(tensor.shape) for name, tensor in head.tensors.items()}
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise ModelLoadError(
-                f"{head.name or 'exit head'}: {name} must be {wanted.get(name, 'absent')}, not "
-                f"{found.get(name, 'absent')}: take the files of one training run, with their own config"
-            )
-    if weights.norm.shape != (config.hidden,):
-        raise ModelLoadError(
-            f"{head.name or 'the exit head'} reads states of {config.hidden} numbers, the target's have "
-            f"{len(weights.norm)}: choose a head that was trained on this target"
-        )
 
 
 def _linear(weight: torch.Tensor) -> nn.Linear:  # [out, in]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from outrider.core.records import TokenWeights
 from outrider.errors import ModelLoadError, PairError
 from outrider.models.eagle_shapes import feature_taps
 from outrider.models.heads import EagleConfig, ExitConfig, Head
@@ -34,6 +36,29 @@ def check_head(head: Head, *, vocab_size: int, hidden_size: int, num_layers: int
             f"head {head.name!r} reads what {config.exit_layer} layers make, and the target has {num_layers}: use a "
             "head that was trained for this target"
         )
+
+
+def check_tensors(
+    head: Head, hidden: int, shapes: Mapping[str, Sequence[int]], weights: TokenWeights
+) -> None:
+    """Raises `ModelLoadError` unless a head of this width has exactly the tensors of `shapes`, and fits `weights`.
+
+    For heads whose tensors follow from their configuration alone; `weights` are the target's.
+    """
+    name = head.name or "the head"
+    if len(weights.norm) != hidden:
+        raise ModelLoadError(
+            f"{name}: reads states of {hidden} numbers, the target's have {len(weights.norm)}: choose a head that was "
+            "trained on this target"
+        )
+    wanted = {key: tuple(shape) for key, shape in shapes.items()}
+    found = {key: tuple(tensor.shape) for key, tensor in head.tensors.items()}
+    for key in sorted(wanted.keys() | found.keys()):
+        if wanted.get(key) != found.get(key):
+            raise ModelLoadError(
+                f"{name}: {key} must be {wanted.get(key, 'absent')}, not {found.get(key, 'absent')}: take the files of "
+                "one training run, with their own config"
+            )
 
 
 def with_positions(head: Head, max_length: int) -> Head:

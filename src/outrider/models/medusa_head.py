@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from outrider.core.records import TokenWeights
-from outrider.errors import ModelLoadError
+from outrider.models.head_fit import check_tensors
 from outrider.models.heads import Head, MedusaConfig
 from outrider.models.products import MakeProduct, swapped
 
@@ -35,16 +34,10 @@ class MedusaHeads(nn.Module):
         super().__init__()
         assert isinstance(head.config, MedusaConfig), "a set of Medusa heads"
         self.config = head.config
-        hidden = weights.norm.shape[0]
-        if head.config.hidden != hidden:
-            raise ModelLoadError(
-                f"{head.name or 'the Medusa heads'} read states of {head.config.hidden} numbers, the target's "
-                f"have {hidden}: choose heads that were trained on this target"
-            )
         with torch.device("meta"):
             self.heads = nn.ModuleList(_modules(head.config) for _ in range(head.config.heads))
+        check_tensors(head, self.config.hidden, {n: t.shape for n, t in self.state_dict().items()}, weights)
         tensors = {name: t.to(device, dtype, copy=True) for name, t in head.tensors.items()}
-        _check_tensors(self, tensors, head.name)
         self.load_state_dict(tensors, assign=True)
         precise = torch.promote_types(dtype, torch.float32)
         self.register_buffer("norm", weights.norm.to(device, precise, copy=True), persistent=False)
@@ -129,14 +122,3 @@ def _modules(config: MedusaConfig) -> nn.ModuleDict:
         for layer in range(config.layers)
     }
     return nn.ModuleDict(blocks | {"out": nn.Linear(config.hidden, config.draft_vocab, bias=False)})
-
-
-def _check_tensors(module: nn.Module, tensors: Mapping[str, torch.Tensor], name: str) -> None:
-    wanted = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
-    found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
-    for key in sorted(wanted.keys() | found.keys()):
-        if wanted.get(key) != found.get(key):
-            raise ModelLoadError(
-                f"{name or 'Medusa heads'}: {key} must be {wanted.get(key, 'absent')}, not "
-                f"{found.get(key, 'absent')}: take the files of one training run, with their own config"
-            )
