@@ -123,7 +123,7 @@ def test_an_untrained_head_drafts_what_the_layers_alone_do(
     folder: str, tmp_path: Path, kind: str, topk: int
 ) -> None:
     fresh(folder, 1).write(tmp_path / "head", "outrider", torch.float32)
-    shape = {"method": "self_draft", "topk": topk, "num_speculative_tokens": 3}
+    shape = {"method": "self_draft", "topk": topk, "num_speculative_tokens": 3, "cut_drafts": False}
     with_head = {**shape, "model": str(tmp_path / "head"), "draft_dtype": "float32", "check_draft": False}
     llm = LLM(folder, target=kind, dtype="float32", speculative_config={**shape, "assistant_early_exit": 1})
     sampling = [SamplingParams(temperature=t, seed=3, max_tokens=24, ignore_eos=True) for t in (0.0, 0.8)]
