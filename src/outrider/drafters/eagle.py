@@ -200,7 +200,8 @@ class _Known:
 
     def taken_in(self, sequence_id: int, start: int) -> Entries:
         """Entries from `start` on as the head shall make them, which holds all features from then on."""
-        features = torch.cat(self.waiting)
+        parts = [part for part in self.waiting if len(part)] or self.waiting
+        features = parts[0] if len(parts) == 1 else torch.cat(parts)
         self.held = self.made = self.featured
         self.waiting, self.waited = [features[:0]], 0
         return Entries(sequence_id, start, self.tokens[start + 1 : self.held + 1], features)
