@@ -1,6 +1,7 @@
 // Runs tiny random models through the C interface, for sanitizers: every format, inputs, cache, instruction set and number
 // of threads; checks that logits are bitwise equal however rows are grouped, and that bad arguments are refused.
 #include <functional>
+#include <thread>
 
 #include "tiny.h"
 
@@ -39,7 +40,8 @@ struct Runner {
 
   void make_state(int token) {
     Cache cache(model.get(), 1);
-    const OutriderSegment segment{cache.pages.data(), 0, 0, 1, &token, &states[token * shape.hidden], &features[token * shape.features], 1, nullptr};
+    const OutriderSegment segment{cache.pages.data(), 0, 0, 1, &token, &states[token * shape.hidden],
+                                  &features[token * shape.features], 1, nullptr};
     const OutriderBatch batch{&segment, 1, nullptr, 0, cosines.data(), sines.data(), kPositions, nullptr, 0, nullptr, nullptr, 0, nullptr};
     check(outrider_forward(model.get(), &batch) == 0, "a state of features " + setup.name());
   }
@@ -185,7 +187,9 @@ void check_bad_shapes(const Setup &setup) {
   const std::vector<std::pair<const char *, int32_t OutriderShape::*>> fields = {
       {"layers", &OutriderShape::layers}, {"hidden", &OutriderShape::hidden}, {"intermediate", &OutriderShape::intermediate},
       {"heads", &OutriderShape::heads}, {"kv_heads", &OutriderShape::kv_heads}, {"head_dim", &OutriderShape::head_dim},
-      {"vocab", &OutriderShape::vocab}, {"spoken", &OutriderShape::spoken}, {"stream", &OutriderShape::stream}, {"features", &OutriderShape::features}, {"columns", &OutriderShape::columns}, {"activations", &OutriderShape::activations}, {"cache", &OutriderShape::cache},
+      {"vocab", &OutriderShape::vocab}, {"spoken", &OutriderShape::spoken}, {"stream", &OutriderShape::stream},
+      {"features", &OutriderShape::features}, {"columns", &OutriderShape::columns},
+      {"activations", &OutriderShape::activations}, {"cache", &OutriderShape::cache},
       {"threads", &OutriderShape::threads}};
   for (const auto &[name, field] : fields)
     for (int32_t value : {-1, INT32_MIN, INT32_MAX}) {
@@ -321,6 +325,30 @@ void check_matrices(const std::string &isa) {
     }
 }
 
+// Callers that come at the same time share one team: each gets what it gets alone.
+void check_turns(const std::string &isa) {
+  const int size = 70, callers = 3;
+  Random random{17};
+  Floats weight, x;
+  for (int i = 0; i < size * size; ++i) weight.push_back((float)random.below(2001) / 1000 - 1);
+  for (int i = 0; i < size; ++i) x.push_back((float)random.below(2001) / 1000 - 1);
+  std::vector<Floats> found(callers, Floats(size));
+  std::vector<int> good(callers, 0);
+  auto call = [&](int caller) {
+    for (int turn = 0; turn < 20; ++turn) {  // the team ends and starts again amid calls of others
+      OutriderMatrices *made = outrider_matrices_create(OUTRIDER_ACT_FLOAT32, 2 + caller % 2, isa.c_str());
+      if (!made || outrider_matrices_add(made, OUTRIDER_FLOAT32, size, size, weight.data()) != 0) return;
+      for (int i = 0; i < 5; ++i) good[caller] += outrider_multiply(made, 0, x.data(), 1, found[caller].data()) == 0;
+      outrider_matrices_destroy(made);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int caller = 0; caller < callers; ++caller) threads.emplace_back(call, caller);
+  for (std::thread &thread : threads) thread.join();
+  for (int caller = 0; caller < callers; ++caller)
+    check(good[caller] == 100 && same(found[caller].data(), found[0].data(), size), "calls at the same time");
+}
+
 // The largest numbers of rows of every length around the block, with equal ones and a NaN.
 void check_best() {
   Random random{13};
@@ -370,6 +398,7 @@ int main() {
   std::istringstream sets(outrider_instruction_sets());
   for (std::string isa; std::getline(sets, isa, ',');) {
     check_matrices(isa);
+    check_turns(isa);
     for (int format = OUTRIDER_FLOAT32; format <= OUTRIDER_Q8_0; ++format)
       for (int activations = OUTRIDER_ACT_FLOAT32; activations <= OUTRIDER_ACT_INT8; ++activations) {
         if ((format == OUTRIDER_FLOAT32) != (activations == OUTRIDER_ACT_FLOAT32)) continue;
