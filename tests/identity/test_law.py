@@ -35,6 +35,7 @@ SAMPLED = [cell for cell in CELLS if cell.guarantee is Guarantee.SAME_DISTRIBUTI
 SLOW = (
     "medusa, tree, standard",
     "medusa, chain",
+    "exit head chain",
     "eagle chain, block",
     "eagle tree, traversal",
     "suffix, then eagle",
