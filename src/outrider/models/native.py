@@ -121,8 +121,6 @@ class NativeDecoder:
             first += len(segment.tokens)
         return parts
 
-    def commit(self, results: Sequence[RoundResult]) -> None:
-        """See `TargetModel.commit`. Keeping a run of first rows costs nothing; other paths are moved."""
     def draft_states(
         self, contexts: Sequence[Context], trees: Sequence[TokenTree], layers: Sequence[int]
     ) -> list[torch.Tensor]:
@@ -134,6 +132,8 @@ class NativeDecoder:
         states = self._model.forward(segments, chosen, last, self._taps[:0], self._logits[:0])
         return list(torch.split(torch.from_numpy(states[:, 0]), [len(segment.tokens) for segment in segments]))
 
+    def commit(self, results: Sequence[RoundResult]) -> None:
+        """See `TargetModel.commit`. Keeping a run of first rows costs nothing; other paths are moved."""
         for result in results:
             assert result.sequence_id in self._scored, "commit follows a score of the same sequence"
             self._scored.discard(result.sequence_id)
