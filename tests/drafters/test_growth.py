@@ -194,13 +194,14 @@ Q = {(): (0.2, 0.45, 0.35), (0,): (0.6, 0.2, 0.2), (2, 2): (0.0, 1.0, 0.0), (1, 
     ],
 )
 @pytest.mark.parametrize("sampling", [HOT, SamplingParams(temperature=0.8, top_k=2)])
-@pytest.mark.parametrize("costs", [FREE, DraftCosts(RowCosts.linear(0.2), 0.2)], ids=["free", "cut"])
+@pytest.mark.parametrize("costs", [FREE, DraftCosts(RowCosts.linear(0.05), 0.12)], ids=["free", "cut"])
 def test_the_enumerated_law_of_the_text_is_the_targets(rule: AcceptanceRule, topk: int, budget: Budget,
                                                        sampling: SamplingParams,
                                                        costs: DraftCosts) -> None:  # fmt: skip
     """Cut and heated laws, trees whose shape hangs on all rows seen, drafts as long as they are worth."""
     target, draft_model = TableLanguage(P), TableLanguage(Q)
     place = Context.of([2], sampling=sampling, guarantee=Guarantee.SAME_DISTRIBUTION)
+    sizes: set[int] = set()
 
     def after(path: tuple[int, ...]) -> NodeLaw:
         return place.law.node(torch.from_numpy(target([2, *path])), path)
@@ -208,6 +209,7 @@ def test_the_enumerated_law_of_the_text_is_the_targets(rule: AcceptanceRule, top
     def run(noise: Noise) -> tuple[int, ...]:
         growth = Growth(3, topk, costs=costs)
         draft = grown(growth, replace(place, noise=noise), budget, language=draft_model)
+        sizes.add(len(draft))
         verdict = rule.judge(
             draft, lambda row: after(draft.nodes.path_tokens(row - 1 if row else None)), noise
         )
@@ -218,6 +220,8 @@ def test_the_enumerated_law_of_the_text_is_the_targets(rule: AcceptanceRule, top
 
     error = np.abs(law_of_texts(outcomes(run), law, 2) - law_of_texts([(1.0, ())], law, 2)).max()
     assert error < 1e-12
+    assert min(sizes) > 1, "of a single node neither siblings nor children can betray what was drawn"
+    assert (max(sizes) < budget.nodes) == (costs is not FREE and budget != Budget(2, 3)), "three nodes pay"
 
 
 def test_a_row_without_a_law_gets_no_children_and_its_neighbours_do() -> None:
