@@ -95,11 +95,12 @@ class MedusaDrafter:
     ) -> list[Draft]:
         grown = list(drafts)
         allowed = [self._allowed(*job) for job in zip(contexts, budgets, drafts)]
-        asked = [i for i, budget in enumerate(allowed) if budget.depth > 0]
+        shapes = [self._shape(*job) for job in zip(contexts, allowed, drafts)]
+        asked = [i for i, shape in enumerate(shapes) if shape]
         rows = self._rows([contexts[i] for i in asked], [allowed[i].depth for i in asked])
         for i, logits in zip(asked, rows):
             known, plant = self._of(contexts[i].sequence_id), Plant(contexts[i], allowed[i], drafts[i])
-            self._grow(plant, logits, self._shape(known.values, len(drafts[i]), allowed[i]))
+            self._grow(plant, logits, shapes[i])
             grown[i], known.kinds = plant.draft(), plant.kinds
         return grown
 
@@ -159,8 +160,9 @@ class MedusaDrafter:
         known = found if self._vocabulary is None else map(self._vocabulary.rows, found)
         return [HostRows.of(rows, self._vocab_size) for rows in known]
 
-    def _shape(self, values: NodeValues, start: int, budget: Budget) -> Mapping[Ranks, int]:
-        """The likeliest tree below a chain of `start` tokens, as large as it is worth."""
+    def _shape(self, context: Context, budget: Budget, draft: Draft) -> Mapping[Ranks, int]:
+        """The likeliest tree below a given chain, as large as it is worth; empty where there is no room."""
+        values, start = self._of(context.sequence_id).values, len(draft)
         heads = range(start, budget.depth)
         chances = [[values.chance((head, rank)) for rank in range(self._topk)] for head in heads]
         largest = likeliest_tree(chances, budget.nodes - start)
