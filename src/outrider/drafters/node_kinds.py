@@ -6,7 +6,7 @@ import math
 from bisect import bisect
 from collections.abc import Hashable, Mapping, Sequence
 
-WIDEST = 8  # ranks told apart; further ones count as the last of them
+_WIDEST = 8  # ranks told apart; further ones count as the last of them
 LEADS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Between the classes of leads that are told apart, in nats."""
 _CONFIDENCES = tuple(math.log(p) for p in (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97))
@@ -33,23 +33,23 @@ PRIORS: Mapping[Hashable, float] = {
     **{("drawn", rank): chance for rank, chance in enumerate(_DRAWN)},
     **{
         ("ranked", rank, lead): chance * 0.75 ** max(0, rank - 3)
-        for rank in range(WIDEST)
+        for rank in range(_WIDEST)
         for lead, chance in enumerate(_RANKED[min(rank, 3)])
     },
     **{
         ("likeliest", rank, confidence): chance
-        for rank in range(WIDEST)
+        for rank in range(_WIDEST)
         for confidence, chance in enumerate(_OTHERS if rank else _LIKELIEST)
     },
 }
 _RANKED_KINDS = tuple(
-    tuple(("ranked", rank, lead) for lead in range(len(LEADS) + 1)) for rank in range(WIDEST)
+    tuple(("ranked", rank, lead) for lead in range(len(LEADS) + 1)) for rank in range(_WIDEST)
 )
 _LIKELIEST_KINDS = tuple(
     tuple(("likeliest", rank, confidence) for confidence in range(len(_CONFIDENCES) + 1))
-    for rank in range(WIDEST)
+    for rank in range(_WIDEST)
 )
-_DRAWN_KINDS = tuple(("drawn", rank) for rank in range(WIDEST))
+_DRAWN_KINDS = tuple(("drawn", rank) for rank in range(_WIDEST))
 
 
 def ranked_kinds(leads: Sequence[float]) -> list[Hashable]:
@@ -64,8 +64,8 @@ def likeliest_kinds(log_probs: Sequence[float]) -> list[Hashable]:
 
 def drawn_kinds(count: int) -> list[Hashable]:
     """Of `count` children in the order in which they are drawn."""
-    return [_DRAWN_KINDS[min(rank, WIDEST - 1)] for rank in range(count)]
+    return [_DRAWN_KINDS[min(rank, _WIDEST - 1)] for rank in range(count)]
 
 
 def _of_rank(kinds: Sequence[Sequence[Hashable]], rank: int) -> Sequence[Hashable]:
-    return kinds[min(rank, WIDEST - 1)]
+    return kinds[min(rank, _WIDEST - 1)]

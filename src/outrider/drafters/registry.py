@@ -25,6 +25,7 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.suffix_corpus import SuffixCorpus
 from outrider.errors import ConfigError, nearest
 from outrider.models.borrowed_load import MappedModel
+from outrider.models.row_costs import bytes_of
 
 ENTRY_POINT_GROUP = "outrider.drafters"
 
@@ -117,7 +118,7 @@ def _draft_model(setup: DrafterSetup) -> Drafter:
         target_vocab_size=setup.target.vocab_size,
         topk=setup.children("draft_model"),
         sample_method=setup.sample_method,
-        costs=setup.costs(getattr(loaded, "weight_bytes", 0)),
+        costs=setup.costs(bytes_of(loaded)),
         max_length=setup.config.max_model_len,
         vocabulary=vocabulary,
     )

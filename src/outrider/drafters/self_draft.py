@@ -13,7 +13,7 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.growth import Growth, SampleMethod
 from outrider.drafters.rows import DraftRows, DraftVocabulary
 from outrider.errors import ConfigError
-from outrider.models.row_costs import FREE, DraftCosts
+from outrider.models.row_costs import FREE, DraftCosts, bytes_of
 
 
 class Exit(Protocol):
@@ -109,5 +109,4 @@ class SelfDrafter:
 
 def layer_bytes(target: LayeredTarget, count: int) -> int:
     """Weights of so many of the target's layers, its token matrices shared out among them; 0 where it tells none."""
-    whole: int = getattr(target, "weight_bytes", 0)
-    return whole * count // target.num_layers
+    return bytes_of(target) * count // target.num_layers

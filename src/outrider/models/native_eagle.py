@@ -109,9 +109,8 @@ class _Memory:
         self.cache = cache
         self.states = states  # [certain entries, hidden]: what they start from
         self.pending = states[:0, 0]  # [draft vocab] of the last certain entry, once it was made
-        self._features = states[
-            :0
-        ]  # [n, inputs]: what the last n states will be made of, by `certain` entries
+        # [n, inputs]: what the last n states will be made of, by `certain` entries.
+        self._features = states[:0]
         self._store = states
         self._thoughts = states  # [rows, hidden]: what stands for the feature below each row
         self._parents: list[int] = []  # of guesses: the guess above, -1 for the last certain entry

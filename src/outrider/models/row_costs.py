@@ -69,24 +69,8 @@ FREE = DraftCosts(RowCosts.linear(0.0), 0.0)
 _BLOCKS_INT8 = (1.0, 1.0, 1.0, 1.02, 1.2, 1.24, 1.47, 1.49, 1.71, 1.73, 2.02, 2.04, 2.3, 2.35, 2.55, 2.6)
 _FOUR_BITS = (1.0, 1.0, 1.12, 1.24, 1.62, 1.65, 2.0, 2.02, 2.48, 2.5, 2.97, 3.0, 3.4, 3.45, 3.75, 3.8)
 _EIGHT_BITS = (1.0, 1.0, 1.03, 1.1, 1.33, 1.35, 1.6, 1.63, 1.93, 1.95, 2.2, 2.23, 2.6, 2.65, 2.9, 2.95)
-_BYTES = (
-    1.0,
-    1.0,
-    1.0,
-    1.0,
-    1.03,
-    1.08,
-    1.1,
-    1.1,
-    1.15,
-    1.2,
-    1.27,
-    1.34,
-    1.48,
-    1.55,
-    1.63,
-    1.7,
-)  # by int8 inputs
+# By int8 inputs:
+_BYTES = (1.0, 1.0, 1.0, 1.0, 1.03, 1.08, 1.1, 1.1, 1.15, 1.2, 1.27, 1.34, 1.48, 1.55, 1.63, 1.7)
 _WIDE = (1.0, 1.0, 1.0, 1.03, 1.05, 1.06, 1.1, 1.1, 1.13, 1.15, 1.2, 1.22, 1.33, 1.38, 1.44, 1.46)
 _NATIVE = {
     ("gguf", Activations.INT8): _BLOCKS_INT8,
@@ -98,17 +82,24 @@ _NATIVE = {
 }
 _OTHERS = RowCosts.linear(0.04)
 
-
 _LAUNCH = 0.03  # of a forward beside its weights: what it costs in Python and between threads
-_CACHED, _CACHED_SHARE = 16 << 20, 0.4  # bytes that stay in a processor's cache from the last forward, and their cost
+_CACHED = 16 << 20  # bytes that stay in a processor's cache from the last forward,
+_CACHED_SHARE = 0.4  # and what reading them costs beside others
+
+
+def bytes_of(model: TargetModel) -> int:
+    """Bytes of weights that a pass of a model reads; 0 where it does not tell."""
+    found: int = getattr(model, "weight_bytes", 0)
+    return found
 
 
 def forward_cost(target: TargetModel, weight_bytes: int) -> float:
     """What a further forward of a draft model is taken to cost in passes of the target: reading weights bounds both.
 
-    `weight_bytes`: those that it reads. Where they are 0, not known, or the target does not tell its own, a tenth.
+    `weight_bytes`: those that it reads. Where they are 0, not known, or the target does not tell its own, they are
+    taken for a tenth of the target's.
     """
-    whole = getattr(target, "weight_bytes", None)
+    whole = bytes_of(target)
     share = weight_bytes / whole if weight_bytes and whole else 0.1
     return _LAUNCH + share * (_CACHED_SHARE if weight_bytes <= _CACHED else 1.0)
 

@@ -54,9 +54,8 @@ class _Exit:
         self._script = script
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:  # [n, 2] -> [n, vocab]
-        before = states - torch.tensor(
-            [0, 1]
-        )  # from there the script's first head speaks of the token after `states`
+        # A place further back the script's first head speaks of the token after `states`.
+        before = states - torch.tensor([0, 1])
         return self._script(before, 1)[:, 0]
 
 

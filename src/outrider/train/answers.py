@@ -19,9 +19,8 @@ from outrider.train.prompts import Prompt
 from outrider.train.texts import Text
 
 TEMPERATURES = (0.0, 0.7, 1.0)
-_GROUP = (
-    96  # answers between two writes to the file: a batch stays full, and little is lost; fewer near the end
-)
+_GROUP = 96
+"""Answers between two writes to the file: a batch stays full, and little is lost. Fewer near the end."""
 
 
 class AnswerObserver(Protocol):

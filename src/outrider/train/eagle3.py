@@ -41,9 +41,7 @@ class Unrolling:
     ttt_steps: int = 5
     loss: str = "kl_div"
     decay: float = 0.8  # what a step's loss weighs against that of the step before
-    retention: float = (
-        1.0  # share of the chains of a step that are unrolled further while the head is trained
-    )
+    retention: float = 1.0  # share of a step's chains that are unrolled further while the head is trained
 
     def __post_init__(self) -> None:
         if self.ttt_steps < 1:
@@ -99,12 +97,8 @@ class Eagle3Recipe:
                  numbers: Numbers, output: Output = Output.OWN) -> None:  # fmt: skip
         """`head`: what training starts from, `initial_head` or a trained one. Raises `ConfigError` on an unknown loss,
         and `ModelLoadError` where `head` does not fit the target."""
-        weights, num_layers, dtype, device = (
-            teacher.weights,
-            teacher.num_layers,
-            numbers.dtype,
-            numbers.device,
-        )
+        weights, num_layers = teacher.weights, teacher.num_layers
+        dtype, device = numbers.dtype, numbers.device
         self._start = head
         self.head = EagleHead(head, weights, num_layers=num_layers, dtype=dtype, device=device)
         if output is Output.TARGET:
@@ -163,10 +157,8 @@ class Eagle3Recipe:
         return self.head.lm_head.weight
 
 
-def _entries(
-    answered: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:  # bool [texts, length] -> [rows] twice
-    """Text and entry of all that guesses may be made from, or that those may see: up to that of the last token."""
+def _entries(answered: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # bool [texts, length]
+    """Text and entry, [rows] each, of all that guesses may be made from or may see: up to that of the last token."""
     later = answered.flip(1).cummax(1).values.flip(1)  # an answered token is here, or follows
     texts, entries = later[:, 2:].nonzero(as_tuple=True)
     return texts, entries

@@ -72,17 +72,13 @@ class MedusaRecipe:
         """The heads as they are now."""
         tensors = {name: tensor.to("cpu", dtype) for name, tensor in self.heads.tensors().items()}
         if self._output is Output.TARGET:
-            outputs = {
-                f"heads.{index}.out.weight": tensors[f"heads.{index}.out.weight"]
-                for index in range(self.steps)
-            }
-            shared = tensors["heads.0.out.weight"]
-            if all(torch.equal(output, shared) for output in outputs.values()):
+            outputs = [f"heads.{index}.out.weight" for index in range(self.steps)]
+            shared = tensors[outputs[0]]
+            if all(torch.equal(tensors[name], shared) for name in outputs):
                 tensors |= dict.fromkeys(outputs, shared)  # is written once
         return replace(self._start, tensors=tensors, name="trained Medusa heads", findings=())
 
     def write(self, folder: Path, form: str, dtype: torch.dtype = torch.bfloat16) -> None:
-        """See `Recipe.write`. Raises `ModelLoadError` where that has no place for a
-        draft vocabulary."""
+        """See `Recipe.write`. Raises `ModelLoadError` where the form has no place for a draft vocabulary."""
         check_form(self.method, form)
         write_head(self.trained(dtype), folder, form, target=self._target)
