@@ -130,7 +130,9 @@ class NativeDecoder:
         segments = self._segments(contexts, trees)
         chosen, last = np.array(layers, dtype=np.int32), np.array([self.num_layers], dtype=np.int32)
         states = self._model.forward(segments, chosen, last, self._taps[:0], self._logits[:0])
-        return list(torch.split(torch.from_numpy(states[:, 0]), [len(segment.tokens) for segment in segments]))
+        return list(
+            torch.split(torch.from_numpy(states[:, 0]), [len(segment.tokens) for segment in segments])
+        )
 
     def commit(self, results: Sequence[RoundResult]) -> None:
         """See `TargetModel.commit`. Keeping a run of first rows costs nothing; other paths are moved."""
