@@ -251,6 +251,22 @@ def test_a_given_chain_is_continued_by_the_heads_below_it_and_a_tree_is_left_alo
     assert drafted(drafter, place, Budget(2, 9), Draft.chain([7, 7])) == Draft.chain([7, 7])
 
 
+def test_what_a_given_chain_promises_counts() -> None:
+    """Below a chain that was never kept nothing is worth a row."""
+    costs, given = DraftCosts(RowCosts.linear(0.1), 0.0), Draft.chain([7])
+    drafter, text = drafter_of(random_rows(), costs=costs), [1, 2, 3]
+    drafter.ingest(Context.of(text), torch.zeros(len(text) - 1, 1, 16))
+    lengths = []
+    for _ in range(40):
+        [draft] = drafter.propose([Context.of(text)], [FOUR], [given])
+        lengths.append(len(draft))
+        scores, features = Scores(torch.zeros(1 + len(draft), VOCAB)), torch.zeros(1, 1, 16)
+        drafter.observe([RoundResult(0, (0,), (), draft, scores, features=features)])
+        text.append(0)
+    assert lengths[0] > 1
+    assert lengths[-1] == 1
+
+
 @pytest.mark.parametrize("size", [VOCAB - 4, VOCAB + 4])
 @pytest.mark.parametrize("guarantee", list(Guarantee))
 def test_rows_of_another_width_are_padded_or_cut(size: int, guarantee: Guarantee) -> None:

@@ -204,7 +204,8 @@ class Growth:
 
     def _plant(self, context: Context, budget: Budget, draft: Draft) -> Plant:
         known = self._known.setdefault(context.sequence_id, _Known())
-        return Plant(context, budget, draft, known.given.chance(len(draft)))
+        given = len(draft) if draft.nodes.is_chain else 0
+        return Plant(context, budget, draft, known.given.chance(given))
 
 
 @dataclass(eq=False)

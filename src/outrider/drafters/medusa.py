@@ -16,7 +16,7 @@ from outrider.drafters.growth import SampleMethod
 from outrider.drafters.plant import Plant
 from outrider.drafters.rank_tree import Ranks, likeliest_tree, node_chances
 from outrider.drafters.rows import DraftVocabulary, HostRows, likeliest, siblings
-from outrider.drafters.values import NodeValues
+from outrider.drafters.values import GivenChains, NodeValues
 from outrider.errors import ConfigError, ScoreError
 from outrider.models.row_costs import FREE, DraftCosts
 
@@ -110,6 +110,7 @@ class MedusaDrafter:
             known = self._of(result.sequence_id)
             kept = len(result.kept)  # their features follow that of the token that was pending
             known.newest = _Read(known.newest.length + 1 + kept, result.features[kept, 0].clone())
+            known.given.observe(result)
             known.values.observe(result, known.kinds)
             known.kinds = {}
 
@@ -162,13 +163,17 @@ class MedusaDrafter:
 
     def _shape(self, context: Context, budget: Budget, draft: Draft) -> Mapping[Ranks, int]:
         """The likeliest tree below a given chain, as large as it is worth; empty where there is no room."""
-        values, start = self._of(context.sequence_id).values, len(draft)
+        if budget.depth == 0:
+            return {}
+        known, start = self._of(context.sequence_id), len(draft)
+        above = known.given.chance(start)
         heads = range(start, budget.depth)
-        chances = [[values.chance((head, rank)) for rank in range(self._topk)] for head in heads]
+        chances = [[known.values.chance((head, rank)) for rank in range(self._topk)] for head in heads]
         largest = likeliest_tree(chances, budget.nodes - start)
         worth = self._costs.rows.worthwhile(
-            node_chances(largest, chances), promised=1.0 + start, rows=1 + start, sunk=self._costs.level
-        )
+            [above * chance for chance in node_chances(largest, chances)],
+            promised=1.0 + start * above, rows=1 + start, sunk=self._costs.level,
+        )  # fmt: skip
         return likeliest_tree(chances, worth)
 
     def _grow(self, plant: Plant, rows: HostRows, shape: Mapping[Ranks, int]) -> None:
@@ -220,10 +225,11 @@ class _Read:
 
 @dataclass(eq=False)
 class _Known:
-    """A sequence: its chances, its newest state, the state at its prompt's end, from which siblings start, and what
-    is known of the nodes drafted last."""
+    """A sequence: its chances, its newest state, the state at its prompt's end, from which siblings start, what is
+    known of the nodes drafted last, and how often chains given by others were kept."""
 
     values: NodeValues
     newest: _Read = _Read()
     prompt: _Read = _Read()
     kinds: Mapping[int, Hashable] = field(default_factory=dict)
+    given: GivenChains = field(default_factory=GivenChains)
