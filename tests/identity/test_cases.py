@@ -308,7 +308,7 @@ def test_counters_reconcile_for_each_request_and_for_all(config: dict[str, Any])
 
 
 def test_a_request_may_switch_speculation_off_or_cap_it_for_itself() -> None:
-    llm = imitated(num_speculative_tokens=6)
+    llm = imitated(num_speculative_tokens=6, cut_drafts=False)
     asked = [{}, {"off": True}, {"n_max": 2}, {"n_max": 0}]
     params = [SamplingParams(seed=4, max_tokens=40, speculative=s) for s in asked]
     free, off, capped, none = llm.generate([PROMPT] * 4, params)

@@ -163,7 +163,7 @@ READERS = (
     "ngram, draft_model",
 )
 STATELESS = [m for m in METHODS if m.name in READERS]
-"""Methods whose chains hang on the text alone, however it came about."""
+"""Methods whose chains hang on the text alone, however it came about, where they are not cut to what the text kept."""
 
 
 @dataclasses.dataclass
@@ -204,7 +204,7 @@ def test_after_any_edge_a_chain_is_that_of_a_drafter_that_just_read_the_text(
     made: list[tuple[int, Draft]] = []
     target = toy()
     [done], results = finished(
-        engine(target, Watched(method.drafter(target), spoil), Listed(EDGES[edge])), [one]
+        engine(target, Watched(method.drafter(target, cut_drafts=False), spoil), Listed(EDGES[edge])), [one]
     )
     assert (*PROMPT, *done.token_ids) == text
     for (length, draft), result in zip(made, results):
@@ -217,7 +217,7 @@ def test_after_any_edge_a_chain_is_that_of_a_drafter_that_just_read_the_text(
 def read_anew(method: Method, one: object, text: Sequence[int], budget: Budget) -> Draft:
     """The draft below this text by a drafter that was shown it as a prompt."""
     target = toy()
-    drafter = method.drafter(target)
+    drafter = method.drafter(target, cut_drafts=False)
     running = Running(dataclasses.replace(one, prompt=tuple(text)), max_length=None)  # type: ignore[type-var]
     context = running.context()
     [features] = target.extend([Chunk(0, text[:-1])])

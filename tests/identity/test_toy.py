@@ -77,7 +77,7 @@ def test_a_request_may_switch_speculation_off_or_cap_it_for_itself_alone(method:
     assert_texts(some, running)
     assert [done.stats.num_draft_tokens for done in (running[1], running[3])] == [0, 0]
     assert depths[2] == min(2, depths[0])
-    assert depths[0] == (0 if method.name == "none" else 5)
+    assert depths[0] == 0 if method.name == "none" else 2 < depths[0] <= 5
 
 
 @pytest.mark.parametrize("depth", range(1, 9))
