@@ -1,8 +1,6 @@
 // Runs tiny random models through the C interface, for sanitizers: every format, inputs, cache, instruction set and number
 // of threads; checks that logits are bitwise equal however rows are grouped, and that bad arguments are refused.
-#include <functional>
-#include <thread>
-
+#include "calls.h"
 #include "tiny.h"
 
 using namespace driver;
@@ -177,11 +175,6 @@ void check_trees(const Runner &run, const Cache &prefix) {
     }
 }
 
-// Every call of the list must fail and say why.
-void check_refused(const std::string &what, const std::function<bool()> &fails) {
-  check(fails() && outrider_error()[0] != '\0', "not refused: " + what);
-}
-
 void check_bad_shapes(const Setup &setup) {
   const OutriderShape good = shape_of(setup);
   const std::vector<std::pair<const char *, int32_t OutriderShape::*>> fields = {
@@ -298,82 +291,6 @@ void check_bad_batches(const Runner &run) {
   Floats out(run.shape.hidden);
   for (int row : {-1, run.shape.vocab})
     check_refused("a row outside", [&] { return outrider_unpack(run.model.get(), OUTRIDER_EMBEDDING, -1, row, out.data()) == -1; });
-}
-
-// Matrices of the caller's own: a row is the same alone and beside others, on any number of threads.
-void check_matrices(const std::string &isa) {
-  const int outputs = 70, inputs = 90, rows = 19;
-  Random random{11};
-  Floats weight, x;
-  for (int i = 0; i < outputs * inputs; ++i) weight.push_back((float)random.below(2001) / 1000 - 1);
-  for (int i = 0; i < rows * inputs; ++i) x.push_back((float)random.below(2001) / 1000 - 1);
-  for (int kind = OUTRIDER_ACT_FLOAT32; kind <= OUTRIDER_ACT_INT8; ++kind)
-    for (int threads = 1; threads <= 3; ++threads) {
-      std::unique_ptr<OutriderMatrices, decltype(&outrider_matrices_destroy)> made(
-          outrider_matrices_create(kind, threads, isa.c_str()), outrider_matrices_destroy);
-      check(made && outrider_matrices_add(made.get(), kind, outputs, inputs, weight.data()) == 0, "a matrix is packed");
-      Floats wide(rows * outputs), alone(outputs);
-      check(outrider_multiply(made.get(), 0, x.data(), rows, wide.data()) == 0, "a product");
-      for (int row = 0; row < rows; ++row) {
-        check(outrider_multiply(made.get(), 0, x.data() + row * inputs, 1, alone.data()) == 0, "a product of one row");
-        check(std::equal(alone.begin(), alone.end(), wide.begin() + row * outputs), "a row alone and beside others");
-      }
-      check_refused("an unknown matrix", [&] { return outrider_multiply(made.get(), 1, x.data(), 1, alone.data()) == -1; });
-      check_refused("no rows", [&] { return outrider_multiply(made.get(), 0, x.data(), 0, alone.data()) == -1; });
-      check_refused("a matrix without columns", [&] { return outrider_matrices_add(made.get(), kind, 1, 0, weight.data()) == -1; });
-      check_refused("an unknown format", [&] { return outrider_matrices_add(made.get(), 9, 1, 1, weight.data()) == -1; });
-    }
-}
-
-// Callers that come at the same time share one team: each gets what it gets alone.
-void check_turns(const std::string &isa) {
-  const int size = 70, callers = 3;
-  Random random{17};
-  Floats weight, x;
-  for (int i = 0; i < size * size; ++i) weight.push_back((float)random.below(2001) / 1000 - 1);
-  for (int i = 0; i < size; ++i) x.push_back((float)random.below(2001) / 1000 - 1);
-  std::vector<Floats> found(callers, Floats(size));
-  std::vector<int> good(callers, 0);
-  auto call = [&](int caller) {
-    for (int turn = 0; turn < 20; ++turn) {  // the team ends and starts again amid calls of others
-      OutriderMatrices *made = outrider_matrices_create(OUTRIDER_ACT_FLOAT32, 2 + caller % 2, isa.c_str());
-      if (!made || outrider_matrices_add(made, OUTRIDER_FLOAT32, size, size, weight.data()) != 0) return;
-      for (int i = 0; i < 5; ++i) good[caller] += outrider_multiply(made, 0, x.data(), 1, found[caller].data()) == 0;
-      outrider_matrices_destroy(made);
-    }
-  };
-  std::vector<std::thread> threads;
-  for (int caller = 0; caller < callers; ++caller) threads.emplace_back(call, caller);
-  for (std::thread &thread : threads) thread.join();
-  for (int caller = 0; caller < callers; ++caller)
-    check(good[caller] == 100 && same(found[caller].data(), found[0].data(), size), "calls at the same time");
-}
-
-// The largest numbers of rows of every length around the block, with equal ones and a NaN.
-void check_best() {
-  Random random{13};
-  for (int size : {1, 3, 63, 64, 65, 130, 1000}) {
-    Floats rows;
-    for (int i = 0; i < 3 * size; ++i) rows.push_back((float)random.below(50));
-    rows[2 * size + size / 2] = std::nanf("");
-    for (int count : {1, 5, size}) {
-      if (count > size) continue;
-      Ints ids(3 * count);
-      Floats values(3 * count);
-      check(outrider_best(rows.data(), 3, size, count, ids.data(), values.data()) == 0, "the best of rows");
-      for (int row = 0; row < 2; ++row) {
-        Ints order(size);
-        for (int i = 0; i < size; ++i) order[i] = i;
-        const float *x = rows.data() + row * size;
-        std::stable_sort(order.begin(), order.end(), [x](int a, int b) { return x[a] > x[b]; });
-        check(std::equal(ids.begin() + row * count, ids.begin() + (row + 1) * count, order.begin()), "the best in order");
-      }
-      check(std::isnan(values[2 * count]), "a row with a NaN");
-    }
-    Ints ids(1);
-    Floats values(1);
-    check_refused("more than a row holds", [&] { return outrider_best(rows.data(), 1, size, size + 1, ids.data(), values.data()) == -1; });
-  }
 }
 
 void run_one(const Setup &setup, std::vector<Floats> &expected) {
