@@ -4,7 +4,8 @@
         [--state FILE]
 
 Texts are sampled by the target; at each of their positions the target's law p is compared with the law q of several
-drafts: layers left out, and copies with coarser or noised weights. `1-TV` is the most that one drawn token can reach.
+drafts: layers left out, copies with coarser or noised weights, and the drafts that come with the package (their first
+guess at every pending token). `1-TV` is the most that one drawn token can reach.
 * ranked list: the best 1, 2, 4 of q under the noise that chooses the text;
 * without replacement: recursive rejection of tokens drawn from q;
 * hybrid: the best k - 1 of q and one drawn from the rest (2502.18779).
@@ -27,6 +28,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from trained_rows import trained_pairs
 
 from outrider import LLM, SamplingParams
 from outrider.core.accept import proposals
@@ -109,6 +111,7 @@ def pairs(target: TargetModel, threads: int | None) -> dict[str, Callable[[], Dr
         "exit after layer 28 of 30": without(28, 29),
         "int4 copy": copy("int4", 0.0),
         "weights with 8 % noise": copy("bfloat16", 0.08),
+        **trained_pairs(threads),
     }
 
 
