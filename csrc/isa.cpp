@@ -14,7 +14,7 @@ OUTRIDER_DECLARE(avx2)
 
 namespace {
 
-std::vector<const Kernels *> found() {
+std::vector<const Kernels *> looked_up() {
   std::vector<const Kernels *> tables;
   __builtin_cpu_init();
   [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -31,6 +31,11 @@ std::vector<const Kernels *> found() {
 #ifndef OUTRIDER_WITHOUT_AVX2
   if (avx2) tables.push_back(&avx2::kTable);
 #endif
+  return tables;
+}
+
+const std::vector<const Kernels *> &found() {
+  static const std::vector<const Kernels *> tables = looked_up();
   return tables;
 }
 

@@ -14,7 +14,7 @@ extern "C" {
 #define OUTRIDER_API __attribute__((visibility("default")))
 
 // Raised whenever a struct or the meaning of a function changes.
-enum { OUTRIDER_ABI = 4 };
+enum { OUTRIDER_ABI = 5 };
 
 // Positions per cache page.
 enum { OUTRIDER_PAGE = 64 };
@@ -174,6 +174,25 @@ OUTRIDER_API int outrider_multiply(OutriderMatrices *matrices, int32_t index, co
 // The `count` largest numbers of each of the rows [row_count, size], largest first, lowest place first where equal:
 // `ids` and `values` [row_count, count]. Of a row that holds a NaN all values are NaN.
 OUTRIDER_API int outrider_best(const float *rows, int32_t row_count, int32_t size, int32_t count, int32_t *ids, float *values);
+
+// The search for columns of a row that may be best by number and noise: those above a floor that few exceed, and those
+// with a large hash. The floor: columns that are equal modulo `groups` form a group; the `near`-th largest of the groups'
+// largest numbers, at least the lowest finite one. The hash of a token: the finaliser of splitmix64 of
+// key + (id + 1) * golden ratio; its uniform is the first 53 bits of it, at least 1, times 2^-53.
+typedef struct {
+  const float *row;       // [size], no NaN
+  const int64_t *tokens;  // [size]: the ids of the columns; NULL where column i is token i
+  int32_t size, groups, near;
+  int32_t capacity;
+  uint64_t key, least;  // `least` has no bits but the highest 31; a hash of so much or more is large
+  int64_t *columns;     // [capacity], ascending
+  double *values;       // [capacity], of the row
+  double *uniforms;     // [capacity]
+  float floor;          // written; every number that is not above it is at most it
+} OutriderContenders;
+
+// How many columns there are; the first `capacity` are written. -1 on failure.
+OUTRIDER_API int32_t outrider_contenders(const char *isa, OutriderContenders *search);
 
 // Rates that this machine reaches on `threads` threads: bytes per second read from memory, and multiply-adds x 2 per
 // second of the arithmetic that `activations` names; 0 on failure.

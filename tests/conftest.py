@@ -10,7 +10,8 @@ import os
 import pytest
 import torch
 
-from outrider.models.native_library import NativeUnavailable, library
+from outrider.compiled.library import NativeUnavailable
+from outrider.models.native_library import library
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,11 +13,12 @@ ROOT = Path(outrider.__file__).parent
 
 # What each part may import of the package, itself and `errors` apart. A top-level module is a part of its own.
 MAY_IMPORT = {
-    "core": set(),
+    "compiled": set(),
+    "core": {"compiled"},
     "config": set(),
-    "models": {"core"},
+    "models": {"core", "compiled"},
     "text": {"models"},
-    "drafters": {"core", "models", "config"},
+    "drafters": {"core", "models", "config", "compiled"},
     "engine": {"core"},
     "pairing": {"core", "models", "config", "text"},
     "intake": {"core", "text"},
@@ -30,6 +31,7 @@ MAY_IMPORT = {
 }
 # Third-party packages a part may import; parts not named here may import any.
 MAY_USE = {
+    "compiled": {"numpy"},
     "core": {"torch", "numpy"},
     "config": set(),
     "errors": set(),

@@ -3,6 +3,7 @@
 
 #include "../activations.h"
 #include "../matrix.h"
+#include "../outrider.h"
 
 namespace outrider {
 
@@ -54,6 +55,10 @@ struct Kernels {
   double (*multiply)(Rounding, int rounds);
   // Reads memory from first to last byte as the products do.
   void (*read)(const uint8_t *data, size_t bytes);
+  // The largest number of each group of columns that are equal modulo `groups`.
+  void (*peaks)(const float *row, int size, int groups, float *out);
+  // What is above the floor or hashed large enough: writes as much as there is room for, returns how much there is.
+  int (*contenders)(const OutriderContenders &);
 };
 
 }  // namespace outrider

@@ -8,6 +8,7 @@
 #endif
 
 #include "attention.h"
+#include "contenders.h"
 #include "product.h"
 
 namespace outrider {
@@ -32,6 +33,8 @@ const Kernels kTable = {
     cache_kernels<Bfloat16Cache>(),
     multiply,
     read,
+    peaks,
+    contenders,
 };
 
 }  // namespace OUTRIDER_ISA

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider.compiled.library import NativeUnavailable
 from outrider.config import SpeculativeConfig
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.heads import _swap, eagle_drafter
@@ -14,7 +15,6 @@ from outrider.models.eagle_shapes import fresh_head
 from outrider.models.head_cache import CachedHead, DraftHead
 from outrider.models.heads import EagleConfig, Head
 from outrider.models.native_eagle import NativeEagleHead
-from outrider.models.native_library import NativeUnavailable
 from outrider.models.products import Product
 from outrider.testing.tiny_head import tiny_arch
 from outrider.testing.toy import ToyTarget

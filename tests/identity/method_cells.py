@@ -16,6 +16,7 @@ import torch
 from model_cells import BATCH, NAME, PENALTIES, Cell, Model, Run, Scope, Suite, Texts, own_chats
 from native_cells import PRECISIONS, questions, suite_files
 
+from outrider.compiled.library import chosen_isa
 from outrider.config import SpeculativeConfig
 from outrider.core.protocols import Drafter, LayeredTarget, TappedTarget
 from outrider.core.records import Budget
@@ -29,7 +30,7 @@ from outrider.models.exit_head import untrained_exit
 from outrider.models.heads import EagleConfig, ExitConfig, Head, MedusaConfig
 from outrider.models.load import load, resolve
 from outrider.models.medusa_head import untrained_head
-from outrider.models.native_library import chosen_isa, library
+from outrider.models.native_library import library
 from outrider.models.shipped import PLACE
 from outrider.pairing import load_draft, load_head
 from outrider.testing.divergence import Layout
@@ -107,7 +108,7 @@ def method_suites(scope: Scope) -> list[Suite]:
     own = own_chats()
     chats = (*own, *questions(SCOPE.prompts - len(own)))
     scope = replace(scope, prompts=min(scope.prompts, len(chats)))
-    isa = chosen_isa(library())
+    isa = chosen_isa(library().instruction_sets())
     return [
         Suite(f"methods, native {precision} ({isa})", partial(precision.load, chats), scope, method_runs(scope),
               suite_files())

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from model_cells import BATCH, CELLS, NAME, PROMPTS, Chat, Model, Run, Scope, Suite, own_chats
 
+from outrider.compiled.library import chosen_isa
 from outrider.models.load import load, resolve
-from outrider.models.native_library import chosen_isa, library
+from outrider.models.native_library import library
 from outrider.text import load_tokenizer
 
 SCOPE = Scope(prompts=100, tokens=200)
@@ -61,7 +62,7 @@ def native_suites(scope: Scope) -> list[Suite]:
     """
     chats = (*own_chats(), *questions())
     scope = replace(scope, prompts=min(scope.prompts, len(chats)))
-    isa, files = chosen_isa(library()), suite_files()
+    isa, files = chosen_isa(library().instruction_sets()), suite_files()
     return [
         Suite(f"native {precision} ({isa})", partial(precision.load, chats), scope, native_cells(), files)
         for precision in PRECISIONS

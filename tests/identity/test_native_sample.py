@@ -11,7 +11,8 @@ import pytest
 from model_cells import BATCH, Model, Run, Scope, own_chats, plain_texts, run_cell
 from native_cells import PRECISIONS, SETTINGS, Precision, native_cells
 
-from outrider.models.native_library import NativeUnavailable, library
+from outrider.compiled.library import NativeUnavailable
+from outrider.models.native_library import library
 from outrider.testing.divergence import NoiseBound
 
 try:

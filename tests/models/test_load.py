@@ -20,12 +20,13 @@ from transformers import (
     MistralForCausalLM,
 )
 
+from outrider.compiled.library import NativeUnavailable
 from outrider.core.protocols import Chunk
 from outrider.core.records import EMPTY_DRAFT, Context, Draft, RoundResult
 from outrider.errors import ConfigError
 from outrider.models.arch import UnsupportedArchitecture
 from outrider.models.load import load, resolve, torch_dtype
-from outrider.models.native_library import NativeUnavailable, library
+from outrider.models.native_library import library
 from outrider.models.placement import placement_of
 
 REASON = "outrider was installed without its compiled decoder"

@@ -23,13 +23,14 @@ from native_models import (
     tokens_of,
 )  # fmt: skip
 
+from outrider.compiled.library import NativeUnavailable
 from outrider.core.protocols import Chunk, LayeredTarget
 from outrider.core.records import EMPTY_DRAFT, Context, Draft, RoundResult
 from outrider.core.tree import TokenTree
 from outrider.errors import ConfigError, ParameterError
 from outrider.models.native import NativeDecoder
 from outrider.models.native_cache import PagePool
-from outrider.models.native_library import PAGE, NativeUnavailable, library
+from outrider.models.native_library import PAGE, library
 from outrider.testing import check_target
 
 try:

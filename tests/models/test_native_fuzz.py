@@ -11,12 +11,13 @@ import pytest
 import torch
 from native_models import alone, prefilled, random_tree, weights, written
 
+from outrider.compiled.library import NativeUnavailable
 from outrider.core.records import EMPTY_DRAFT, Context, Draft, RoundResult
 from outrider.errors import OutriderError
 from outrider.models.arch import Arch, RopeKind, RopeScaling
 from outrider.models.gguf import GGUFFile
 from outrider.models.native import NativeDecoder
-from outrider.models.native_library import NativeUnavailable, library
+from outrider.models.native_library import library
 from outrider.models.native_load import load_native
 from outrider.models.settings import RunSettings
 from outrider.models.torch_decoder import TorchDecoder

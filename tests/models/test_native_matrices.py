@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider.compiled.library import NativeError
 from outrider.errors import ConfigError
-from outrider.models.native_library import Activations, NativeError, library
+from outrider.models.native_library import Activations, library
 from outrider.models.native_matrices import NativeMatrices
 
 pytestmark = pytest.mark.native

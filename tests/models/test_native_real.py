@@ -17,10 +17,11 @@ import pytest
 import torch
 from native_models import alone, expect_same, prefilled, random_tree, rows_of, tokens_of
 
+from outrider.compiled.library import NativeUnavailable
 from outrider.core.records import Draft
 from outrider.models.load import load, load_arch, load_state, resolve
 from outrider.models.native import NativeDecoder
-from outrider.models.native_library import NativeUnavailable, library
+from outrider.models.native_library import library
 from outrider.models.native_load import load_native
 from outrider.models.settings import RunSettings
 

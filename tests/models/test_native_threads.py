@@ -17,7 +17,7 @@ pytestmark = pytest.mark.native
 
 FORK = """
 import os, threading, torch
-from outrider.models.native_library import NativeError
+from outrider.compiled.library import NativeError
 from outrider.models.native_matrices import NativeMatrices
 
 x, weight = torch.ones(4, 64), torch.ones(64, 64)

@@ -9,13 +9,14 @@ import pytest
 import torch
 from native_models import ARCH, FORMS, VARIANTS, Form, build, prefilled, rows_of, tokens_of, weights
 
+from outrider.compiled.library import NativeUnavailable
 from outrider.core.protocols import Chunk
 from outrider.core.records import Draft
 from outrider.core.tree import TokenTree
 from outrider.errors import ModelLoadError
 from outrider.models.gguf import GGUFFile
 from outrider.models.native import NativeDecoder
-from outrider.models.native_library import NativeUnavailable, library
+from outrider.models.native_library import library
 from outrider.models.native_load import load_native
 from outrider.models.native_weights import matrix_plans
 from outrider.models.settings import RunSettings

@@ -59,7 +59,15 @@ def uniforms(key: np.uint64, token_ids: Ids) -> Floats:  # [n] -> [n]
 
 def gumbels(key: np.uint64, token_ids: Ids) -> Floats:  # [n] -> [n]
     """Standard Gumbel noise, float64, from `uniforms`; finite by construction."""
-    return -np.log(-np.log(uniforms(key, token_ids)))
+    return gumbels_of(uniforms(key, token_ids))
+
+
+def gumbels_of(uniforms: Floats) -> Floats:  # [n] -> [n]
+    """The Gumbel noise that uniforms in (0, 1) stand for, in their place."""
+    for _ in range(2):
+        np.log(uniforms, uniforms)
+        np.negative(uniforms, uniforms)
+    return uniforms
 
 
 def hashed_at_least(key: np.uint64, tokens: Ids | None, count: int, top: int) -> Ids:  # [n]

@@ -33,21 +33,23 @@ class ScaledRow:
 
     def at(self, columns: Ids) -> Floats:  # [k] -> [k]
         """The logits of some columns."""
-        return self._scale(self.raw[columns].astype(np.float64))
+        return self.scale(self.raw[columns].astype(np.float64))
 
     def all(self) -> Floats:  # [n]
         """All logits, in memory of their own."""
-        return self._scale(self.raw.astype(np.float64))
+        return self.scale(self.raw.astype(np.float64))
 
     def scaled(self, value: float) -> float:
         """The logit of one raw value."""
         return (value - self.peak) / self.temperature
 
-    def below_peak(self, nats: float) -> np.floating[Any]:
-        """About the raw value of a logit of -`nats`, as a number of the row's dtype."""
+    def scale(self, logits: Floats) -> Floats:  # [k] -> [k]
+        """The logits of raw values, in their place."""
         with np.errstate(over="ignore"):
-            value: np.floating[Any] = self.raw.dtype.type(self.peak - nats * self.temperature)
-        return value
+            logits -= self.peak
+            if self.temperature != 1.0:
+                logits /= self.temperature
+        return logits
 
     def from_logit(self, floor: float) -> tuple[Ids, Floats]:  # [k], [k]
         """Columns whose logit is `floor` or more, ascending, with their logits."""
@@ -63,11 +65,3 @@ class ScaledRow:
             guess = self.raw.dtype.type(self.peak - depth - 1e-6 * (abs(self.peak) + depth))
         value = float(np.nextafter(guess, guess.dtype.type(-np.inf)))
         return value if self.scaled(value) < floor else -math.inf
-
-    def _scale(self, logits: Floats) -> Floats:
-        """Scales in place."""
-        with np.errstate(over="ignore"):
-            logits -= self.peak
-            if self.temperature != 1.0:
-                logits /= self.temperature
-        return logits

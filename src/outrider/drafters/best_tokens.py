@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.models.native_library import NativeLibrary, NativeUnavailable, library
+from outrider.compiled.library import NativeUnavailable
+from outrider.models.native_library import NativeLibrary, library
 
 
 def best_tokens(

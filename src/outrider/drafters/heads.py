@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from outrider.compiled.library import NativeUnavailable
 from outrider.core.protocols import Drafter, LayeredTarget, TappedTarget
 from outrider.core.records import TokenWeights
 from outrider.drafters.eagle import EagleDrafter
@@ -26,7 +27,6 @@ from outrider.models.load import device_named
 from outrider.models.medusa_head import MedusaHeads
 from outrider.models.native_eagle import NativeEagleHead
 from outrider.models.native_eagle_load import pack_eagle
-from outrider.models.native_library import NativeUnavailable
 from outrider.models.native_matrices import FORMATS, NativeMatrices
 from outrider.models.placement import placement_of
 from outrider.models.products import MakeProduct

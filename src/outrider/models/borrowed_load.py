@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from outrider.compiled.library import NativeUnavailable
 from outrider.core.protocols import TappedTarget, TargetModel
 from outrider.errors import ConfigError
 from outrider.models.borrowed import BorrowingDraft
 from outrider.models.load import device_named
-from outrider.models.native_library import NativeUnavailable
 from outrider.models.native_load import load_native
 from outrider.models.settings import RunSettings
 from outrider.models.torch_decoder import TorchDecoder

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from outrider.compiled.library import NativeUnavailable
 from outrider.core.protocols import TargetModel
 from outrider.errors import ConfigError, ModelLoadError, nearest
 from outrider.models import hub
@@ -19,7 +20,7 @@ from outrider.models.arch import Arch, UnsupportedArchitecture
 from outrider.models.checkpoint import read_config, read_state, weight_files
 from outrider.models.gguf import GGUFFile
 from outrider.models.malformed import reading
-from outrider.models.native_library import NativeUnavailable, library
+from outrider.models.native_library import library
 from outrider.models.native_load import chosen_activations, load_native
 from outrider.models.settings import NATIVE_ONLY, RunSettings, check_choice
 

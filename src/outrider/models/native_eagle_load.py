@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from outrider.compiled.library import chosen_isa
 from outrider.core.records import TokenWeights
 from outrider.errors import ConfigError
 from outrider.models.eagle_shapes import checked_shapes, feature_taps
 from outrider.models.heads import EagleConfig, Head
-from outrider.models.native_library import Activations, Stream, chosen_isa, library, thread_count
+from outrider.models.native_library import Activations, Stream, library, thread_count
 from outrider.models.native_load import packed
 from outrider.models.native_matrices import FORMATS
 from outrider.models.native_model import Floats, Fusing, NativeModel, NativeSetup
@@ -46,7 +47,7 @@ def pack_eagle(
     order = None if head.token_map is None else torch.argsort(head.token_map.cpu())
     stream = Stream.NORMED_STATE if config.norm_before_residual else Stream.STATE
     setup = NativeSetup(
-        dtype, Activations[dtype.upper()], chosen_isa(library()), thread_count(threads),
+        dtype, Activations[dtype.upper()], chosen_isa(library().instruction_sets()), thread_count(threads),
         len(_spoken(head, weights)), stream, fusing,
     )  # fmt: skip
     arch = replace(config.arch, layers=1, tied_head=False)

@@ -1,10 +1,9 @@
-"""The compiled decoder as Python sees it: where it lies, its structs, and its functions, checked at the border."""
+"""The compiled decoder as Python sees it: its structs and its functions, checked at the border."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import os
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from enum import IntEnum
@@ -13,19 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from outrider.errors import ConfigError, OutriderError, nearest
+from outrider.compiled.library import SharedLibrary, Signatures, shared_library
 
-_ABI = 4
 PAGE = 64  # positions of a cache page
-_MODULE = "outrider._native"
-
-
-class NativeError(OutriderError):
-    """The compiled decoder refused a call: an argument it was given is wrong."""
-
-
-class NativeUnavailable(OutriderError):
-    """The compiled decoder cannot be used here; the message says why."""
 
 
 class Activations(IntEnum):
@@ -136,26 +125,43 @@ class BatchStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+_SIGNATURES: Signatures = {
+    "create": (c_void_p, [POINTER(Shape), c_char_p]),
+    "destroy": (None, [c_void_p]),
+    "set_rows": (c_int, [c_void_p, POINTER(Rows), c_void_p]),
+    "set_vector": (c_int, [c_void_p, c_int32, c_int32, c_void_p, c_int32]),
+    "finish": (c_int, [c_void_p]),
+    "weight_bytes": (c_int64, [c_void_p]),
+    "page_bytes": (c_int64, [c_void_p]),
+    "forward": (c_int, [c_void_p, POINTER(BatchStruct)]),
+    "keep": (c_int, [c_void_p, c_void_p, c_int32, c_void_p, c_int32]),
+    "unpack": (c_int, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
+    "matrices_create": (c_void_p, [c_int32, c_int32, c_char_p]),
+    "matrices_destroy": (None, [c_void_p]),
+    "matrices_add": (c_int, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
+    "multiply": (c_int, [c_void_p, c_int32, c_void_p, c_int32, c_void_p]),
+    "best": (c_int, [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]),
+    "read_rate": (c_double, [c_char_p, c_int32]),
+    "product_rate": (c_double, [c_char_p, c_int32, c_int32]),
+}
+
+
 class NativeLibrary:
     """The functions of the shared library; a call that fails raises `NativeError` with the library's reason."""
 
-    def __init__(self, path: str) -> None:
-        try:
-            self._c = _declared(ctypes.CDLL(path))
-        except (OSError, AttributeError) as error:
-            raise NativeUnavailable(f"the compiled decoder cannot be opened ({error})") from None
-        if self._c.outrider_abi() != _ABI:
-            raise NativeUnavailable("the compiled decoder belongs to another version: reinstall outrider")
+    def __init__(self, shared: SharedLibrary) -> None:
+        self._shared = shared
+        self._c = shared.declared(_SIGNATURES)
 
     def instruction_sets(self) -> list[str]:
         """What this machine runs and the library was built for, best first."""
-        return [name for name in self._c.outrider_instruction_sets().decode().split(",") if name]
+        return self._shared.instruction_sets()
 
     def create(self, shape: Shape, isa: str) -> int:
         """A model without weights, to be given back to `destroy`."""
         model: int | None = self._c.outrider_create(ctypes.byref(shape), isa.encode())
         if model is None:
-            raise NativeError(self._reason())
+            raise self._shared.refusal()
         return model
 
     def destroy(self, model: int) -> None:
@@ -207,7 +213,7 @@ class NativeLibrary:
         """A place for matrices of the caller's own, to be given back to `destroy_matrices`."""
         made: int | None = self._c.outrider_matrices_create(int(activations), threads, isa.encode())
         if made is None:
-            raise NativeError(self._reason())
+            raise self._shared.refusal()
         return made
 
     def destroy_matrices(self, matrices: int) -> None:
@@ -218,7 +224,7 @@ class NativeLibrary:
         """Packs a matrix and returns its index. `data`: address of outputs x inputs float32 numbers, not kept."""
         index = int(self._c.outrider_matrices_add(matrices, int(form), outputs, inputs, data))
         if index < 0:
-            raise NativeError(self._reason())
+            raise self._shared.refusal()
         return index
 
     def multiply(self, matrices: int, index: int, x: int, rows: int, out: int) -> None:
@@ -242,75 +248,20 @@ class NativeLibrary:
 
     def _rate(self, rate: float) -> float:
         if rate <= 0.0:
-            raise NativeError(self._reason())
+            raise self._shared.refusal()
         return rate
 
     def _check(self, code: int) -> None:
         if code != 0:
-            raise NativeError(self._reason())
-
-    def _reason(self) -> str:
-        return str(self._c.outrider_error().decode())
+            raise self._shared.refusal()
 
 
 @functools.lru_cache(maxsize=1)
 def library() -> NativeLibrary:
-    """The library of this installation, opened once. Raises `NativeUnavailable` saying why it is not there."""
-    found = importlib.util.find_spec(_MODULE)
-    if found is None or found.origin is None:
-        raise NativeUnavailable(
-            "outrider was installed without its compiled decoder, which takes x86-64 Linux and a C++ compiler such as "
-            "g++ 12: install one and reinstall outrider"
-        )
-    opened = NativeLibrary(found.origin)
-    if not opened.instruction_sets():
-        raise NativeUnavailable("the processor has neither AVX2 with FMA nor AVX-512")
-    return opened
-
-
-def chosen_isa(opened: NativeLibrary) -> str:
-    """The best instruction set, or the one that OUTRIDER_ISA names. Raises `ConfigError` on an unknown one."""
-    sets = opened.instruction_sets()
-    wanted = os.environ.get("OUTRIDER_ISA")
-    if not wanted:
-        return sets[0]
-    if wanted not in sets:
-        raise ConfigError(
-            f"OUTRIDER_ISA {wanted!r} is not one of {', '.join(sets)}, which this machine has{nearest(wanted, sets)}"
-        )
-    return wanted
+    """The decoder of this installation, opened once. Raises `NativeUnavailable` saying why it is not there."""
+    return NativeLibrary(shared_library())
 
 
 def thread_count(threads: int | None) -> int:
     """How many threads a decoder runs: as asked, else one for each core of this process."""
     return len(os.sched_getaffinity(0)) if threads is None else threads
-
-
-def _declared(c: ctypes.CDLL) -> ctypes.CDLL:
-    """Gives every function its types."""
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "abi": (c_int, []),
-        "error": (c_char_p, []),
-        "instruction_sets": (c_char_p, []),
-        "create": (c_void_p, [POINTER(Shape), c_char_p]),
-        "destroy": (None, [c_void_p]),
-        "set_rows": (c_int, [c_void_p, POINTER(Rows), c_void_p]),
-        "set_vector": (c_int, [c_void_p, c_int32, c_int32, c_void_p, c_int32]),
-        "finish": (c_int, [c_void_p]),
-        "weight_bytes": (c_int64, [c_void_p]),
-        "page_bytes": (c_int64, [c_void_p]),
-        "forward": (c_int, [c_void_p, POINTER(BatchStruct)]),
-        "keep": (c_int, [c_void_p, c_void_p, c_int32, c_void_p, c_int32]),
-        "unpack": (c_int, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
-        "matrices_create": (c_void_p, [c_int32, c_int32, c_char_p]),
-        "matrices_destroy": (None, [c_void_p]),
-        "matrices_add": (c_int, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
-        "multiply": (c_int, [c_void_p, c_int32, c_void_p, c_int32, c_void_p]),
-        "best": (c_int, [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]),
-        "read_rate": (c_double, [c_char_p, c_int32]),
-        "product_rate": (c_double, [c_char_p, c_int32, c_int32]),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(c, f"outrider_{name}")
-        function.restype, function.argtypes = result, arguments
-    return c

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from outrider.compiled.library import NativeError, NativeUnavailable, chosen_isa
 from outrider.errors import ConfigError
 from outrider.models.arch import Arch
 from outrider.models.gguf import GGUFFile
@@ -14,11 +15,8 @@ from outrider.models.native_library import (
     Activations,
     CacheType,
     Format,
-    NativeError,
     NativeLibrary,
-    NativeUnavailable,
     Shape,
-    chosen_isa,
     library,
     thread_count,
 )
@@ -48,7 +46,7 @@ def load_native(
     naming a tensor that does not fit.
     """
     assert spoken_size is None or not arch.tied_head, "a tied head has the rows of the embedding"
-    isa = chosen_isa(library())
+    isa = chosen_isa(library().instruction_sets())
     joined_taps((), settings.taps, arch.layers)  # before anything costly
     dtype = chosen_dtype(settings.dtype, file)
     rounding = chosen_activations(settings.activations, dtype)

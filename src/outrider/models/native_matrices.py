@@ -6,8 +6,9 @@ import weakref
 
 import torch
 
+from outrider.compiled.library import chosen_isa
 from outrider.errors import ConfigError
-from outrider.models.native_library import Activations, Format, chosen_isa, library, thread_count
+from outrider.models.native_library import Activations, Format, library, thread_count
 from outrider.models.openmp import pool_pause
 
 FORMATS = {"float32": Format.FLOAT32, "bfloat16": Format.BFLOAT16, "int8": Format.INT8}
@@ -25,7 +26,7 @@ class NativeMatrices:
             raise ConfigError(f"draft_dtype must be one of {', '.join(FORMATS)} here, not {dtype!r}")
         self.dtype = dtype
         self._library = library()
-        isa = chosen_isa(self._library)
+        isa = chosen_isa(self._library.instruction_sets())
         self._matrices = self._library.create_matrices(Activations[dtype.upper()], thread_count(threads), isa)
         weakref.finalize(self, self._library.destroy_matrices, self._matrices)
         self._pause_torch = pool_pause()

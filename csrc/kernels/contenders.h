@@ -1,0 +1,155 @@
+// Columns of a row with a large number or a large hash. Integers and comparisons alone: every set finds the same ones.
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+
+#include "kernels.h"
+
+namespace outrider {
+namespace OUTRIDER_ISA {
+
+constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;  // the increment of splitmix64, and the factors of its finaliser
+constexpr uint64_t kFirst = 0xBF58476D1CE4E5B9u, kSecond = 0x94D049BB133111EBu;
+
+// Two steps of the finaliser. The third leaves the highest 31 bits as they are.
+inline uint64_t mixed(uint64_t x) {
+  x = (x ^ (x >> 30)) * kFirst;
+  return (x ^ (x >> 27)) * kSecond;
+}
+
+// 16 hashes on their way, and 16 numbers beside them.
+constexpr int kColumns = 16;
+
+#if defined(__AVX512F__)
+
+struct Hashes {
+  __m512i low, high;
+};
+
+inline __m512i mixed(__m512i x) {
+  x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 30)), _mm512_set1_epi64((int64_t)kFirst));
+  return _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 27)), _mm512_set1_epi64((int64_t)kSecond));
+}
+
+// 16 times `start`, each further one greater by `step`.
+inline Hashes ascending(uint64_t start, uint64_t step) {
+  const __m512i lanes = _mm512_mullo_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi64((int64_t)step));
+  return {_mm512_add_epi64(lanes, _mm512_set1_epi64((int64_t)start)), _mm512_add_epi64(lanes, _mm512_set1_epi64((int64_t)(start + 8 * step)))};
+}
+
+inline Hashes moved(const Hashes &x, uint64_t by) {
+  const __m512i step = _mm512_set1_epi64((int64_t)by);
+  return {_mm512_add_epi64(x.low, step), _mm512_add_epi64(x.high, step)};
+}
+
+// start + id * golden ratio.
+inline Hashes of_ids(const int64_t *ids, uint64_t start) {
+  const __m512i golden = _mm512_set1_epi64((int64_t)kGolden);
+  return moved({_mm512_mullo_epi64(_mm512_loadu_si512(ids), golden), _mm512_mullo_epi64(_mm512_loadu_si512(ids + 8), golden)}, start);
+}
+
+// Bit i: the number of column i exceeds the floor, or its hash is `least` or more.
+inline unsigned chosen(const float *x, const Hashes &hashes, float floor, uint64_t least) {
+  const __m512i bound = _mm512_set1_epi64((int64_t)least);
+  const unsigned low = _mm512_cmpge_epu64_mask(mixed(hashes.low), bound), high = _mm512_cmpge_epu64_mask(mixed(hashes.high), bound);
+  return _mm512_cmp_ps_mask(_mm512_loadu_ps(x), _mm512_set1_ps(floor), _CMP_GT_OQ) | low | high << 8;
+}
+
+#else
+
+struct Hashes {
+  __m256i part[4];
+};
+
+inline __m256i times(__m256i x, uint64_t factor) {
+  const __m256i low = _mm256_set1_epi64x((int64_t)(factor & 0xFFFFFFFFu)), high = _mm256_set1_epi64x((int64_t)(factor >> 32));
+  const __m256i crossed = _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(x, 32), low), _mm256_mul_epu32(x, high));
+  return _mm256_add_epi64(_mm256_mul_epu32(x, low), _mm256_slli_epi64(crossed, 32));
+}
+
+inline __m256i mixed(__m256i x) {
+  x = times(_mm256_xor_si256(x, _mm256_srli_epi64(x, 30)), kFirst);
+  return times(_mm256_xor_si256(x, _mm256_srli_epi64(x, 27)), kSecond);
+}
+
+inline Hashes moved(Hashes x, uint64_t by) {
+  for (__m256i &part : x.part) part = _mm256_add_epi64(part, _mm256_set1_epi64x((int64_t)by));
+  return x;
+}
+
+inline Hashes of_ids(const int64_t *ids, uint64_t start) {
+  Hashes x;
+  for (int i = 0; i < 4; ++i) x.part[i] = times(_mm256_loadu_si256((const __m256i *)ids + i), kGolden);
+  return moved(x, start);
+}
+
+inline Hashes ascending(uint64_t start, uint64_t step) {
+  Hashes x;
+  for (int i = 0; i < 4; ++i)
+    x.part[i] = _mm256_add_epi64(times(_mm256_set_epi64x(4 * i + 3, 4 * i + 2, 4 * i + 1, 4 * i), step), _mm256_set1_epi64x((int64_t)start));
+  return x;
+}
+
+// 64-bit comparisons are signed: the highest bit is turned on both sides.
+inline unsigned chosen(const float *x, const Hashes &hashes, float floor, uint64_t least) {
+  const __m256i turned = _mm256_set1_epi64x(INT64_MIN), bound = _mm256_set1_epi64x((int64_t)(least ^ (uint64_t)1 << 63));
+  unsigned below = 0, above = 0;
+  for (int i = 0; i < 4; ++i)
+    below |= (unsigned)_mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpgt_epi64(bound, _mm256_xor_si256(mixed(hashes.part[i]), turned)))) << 4 * i;
+  for (int i = 0; i < 2; ++i)
+    above |= (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(floor), _CMP_GT_OQ)) << 8 * i;
+  return above | (~below & 0xFFFF);
+}
+
+#endif
+
+// The largest number of each group of columns that are equal modulo `groups`.
+inline void peaks(const float *row, int size, int groups, float *out) {
+  std::copy(row, row + groups, out);
+  for (int start = groups; start < size; start += groups) {
+    const float *__restrict x = row + start;
+    float *__restrict most = out;
+    const int count = std::min(groups, size - start);
+    for (int i = 0; i < count; ++i) most[i] = x[i] > most[i] ? x[i] : most[i];
+  }
+}
+
+struct Found {
+  const OutriderContenders &search;
+  int count = 0;
+
+  void add(int column) {
+    if (count < search.capacity) {
+      const uint64_t id = search.tokens ? (uint64_t)search.tokens[column] : (uint64_t)column;
+      uint64_t hash = mixed(search.key + (id + 1) * kGolden);
+      hash = (hash ^ (hash >> 31)) >> 11;
+      search.columns[count] = column;
+      search.values[count] = search.row[column];
+      search.uniforms[count] = (double)std::max<uint64_t>(hash, 1) * 0x1p-53;
+    }
+    ++count;
+  }
+};
+
+inline int contenders(const OutriderContenders &search) {
+  Found found{search};
+  const uint64_t start = search.key + kGolden;
+  const int whole = search.size / kColumns * kColumns;
+  Hashes hashes = ascending(start, kGolden);
+  for (int at = 0; at < whole; at += kColumns) {
+    if (search.tokens) hashes = of_ids(search.tokens + at, start);
+    for (unsigned left = chosen(search.row + at, hashes, search.floor, search.least); left; left &= left - 1)
+      found.add(at + __builtin_ctz(left));
+    hashes = moved(hashes, kColumns * kGolden);
+  }
+  for (int at = whole; at < search.size; ++at) {
+    const uint64_t id = search.tokens ? (uint64_t)search.tokens[at] : (uint64_t)at;
+    if (search.row[at] > search.floor || mixed(start + id * kGolden) >= search.least) found.add(at);
+  }
+  return found.count;
+}
+
+}  // namespace OUTRIDER_ISA
+}  // namespace outrider
