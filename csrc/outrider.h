@@ -19,6 +19,9 @@ enum { OUTRIDER_ABI = 5 };
 // Positions per cache page.
 enum { OUTRIDER_PAGE = 64 };
 
+// Columns beyond those that a search for contenders finds, for which it needs room.
+enum { OUTRIDER_SPARE = 64 };
+
 // What the inputs of a product are rounded to.
 typedef enum { OUTRIDER_ACT_FLOAT32 = 0, OUTRIDER_ACT_BFLOAT16 = 1, OUTRIDER_ACT_INT8 = 2 } OutriderActivations;
 
@@ -183,15 +186,15 @@ typedef struct {
   const float *row;       // [size], no NaN
   const int64_t *tokens;  // [size]: the ids of the columns; NULL where column i is token i
   int32_t size, groups, near;
-  int32_t capacity;
+  int32_t capacity;     // OUTRIDER_SPARE more than columns can be written
   uint64_t key, least;  // `least` has no bits but the highest 31; a hash of so much or more is large
-  int64_t *columns;     // [capacity], ascending
+  int64_t *columns;     // [capacity], ascending; the spare ones may be written, too
   double *values;       // [capacity], of the row
   double *uniforms;     // [capacity]
   float floor;          // written; every number that is not above it is at most it
 } OutriderContenders;
 
-// How many columns there are; the first `capacity` are written. -1 on failure.
+// How many columns there are; all are written where there is room for them, else not more than some. -1 on failure.
 OUTRIDER_API int32_t outrider_contenders(const char *isa, OutriderContenders *search);
 
 // Rates that this machine reaches on `threads` threads: bytes per second read from memory, and multiply-adds x 2 per

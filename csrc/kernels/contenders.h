@@ -19,8 +19,7 @@ inline uint64_t mixed(uint64_t x) {
   return (x ^ (x >> 27)) * kSecond;
 }
 
-// 16 hashes on their way, and 16 numbers beside them.
-constexpr int kColumns = 16;
+constexpr int kColumns = 16, kWord = OUTRIDER_SPARE;  // compared at a time, and found at a time
 
 #if defined(__AVX512F__)
 
@@ -116,37 +115,49 @@ inline void peaks(const float *row, int size, int groups, float *out) {
   }
 }
 
+// Columns, as they are found: 64 at a time, one bit each. Which bits are set is chance, so no branch hangs on it: a few
+// columns are always written and those beyond the set bits written over.
 struct Found {
-  const OutriderContenders &search;
+  static constexpr int kAlways = 4;
+  int64_t *columns;
+  int capacity;
   int count = 0;
 
-  void add(int column) {
-    if (count < search.capacity) {
-      const uint64_t id = search.tokens ? (uint64_t)search.tokens[column] : (uint64_t)column;
-      uint64_t hash = mixed(search.key + (id + 1) * kGolden);
-      hash = (hash ^ (hash >> 31)) >> 11;
-      search.columns[count] = column;
-      search.values[count] = search.row[column];
-      search.uniforms[count] = (double)std::max<uint64_t>(hash, 1) * 0x1p-53;
+  void add(int64_t first, uint64_t bits) {
+    const int more = __builtin_popcountll(bits);
+    if (count <= capacity - kWord) {
+      int64_t *out = columns + count;
+      for (int i = 0; i < kAlways; ++i, bits &= bits - 1) out[i] = first + __builtin_ctzll(bits | (uint64_t)1 << 63);
+      for (int i = kAlways; i < more; ++i, bits &= bits - 1) out[i] = first + __builtin_ctzll(bits);
     }
-    ++count;
+    count += more;
   }
 };
 
 inline int contenders(const OutriderContenders &search) {
-  Found found{search};
+  Found found{search.columns, search.capacity};
   const uint64_t start = search.key + kGolden;
-  const int whole = search.size / kColumns * kColumns;
+  auto hash_of = [&](int64_t column) { return mixed(start + (uint64_t)(search.tokens ? search.tokens[column] : column) * kGolden); };
+  const int whole = search.size / kWord * kWord;
   Hashes hashes = ascending(start, kGolden);
-  for (int at = 0; at < whole; at += kColumns) {
-    if (search.tokens) hashes = of_ids(search.tokens + at, start);
-    for (unsigned left = chosen(search.row + at, hashes, search.floor, search.least); left; left &= left - 1)
-      found.add(at + __builtin_ctz(left));
-    hashes = moved(hashes, kColumns * kGolden);
+  for (int at = 0; at < whole; at += kWord) {
+    uint64_t bits = 0;
+    for (int i = 0; i < kWord; i += kColumns) {
+      if (search.tokens) hashes = of_ids(search.tokens + at + i, start);
+      bits |= (uint64_t)chosen(search.row + at + i, hashes, search.floor, search.least) << i;
+      hashes = moved(hashes, kColumns * kGolden);
+    }
+    found.add(at, bits);
   }
-  for (int at = whole; at < search.size; ++at) {
-    const uint64_t id = search.tokens ? (uint64_t)search.tokens[at] : (uint64_t)at;
-    if (search.row[at] > search.floor || mixed(start + id * kGolden) >= search.least) found.add(at);
+  uint64_t bits = 0;
+  for (int at = whole; at < search.size; ++at)
+    bits |= (uint64_t)(search.row[at] > search.floor || hash_of(at) >= search.least) << (at - whole);
+  found.add(whole, bits);
+  const int written = std::min(found.count, std::max(0, search.capacity - kWord));
+  for (int i = 0; i < written; ++i) {
+    const uint64_t hash = hash_of(search.columns[i]);
+    search.values[i] = search.row[search.columns[i]];
+    search.uniforms[i] = (double)std::max<uint64_t>((hash ^ (hash >> 31)) >> 11, 1) * 0x1p-53;
   }
   return found.count;
 }

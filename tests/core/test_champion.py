@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from outrider.compiled.contenders import CompiledSearch, Contenders
+from outrider.compiled.library import NativeUnavailable, shared_library
 from outrider.core.champion import _least_hash, champions
 from outrider.core.hashing import GOLDEN, gumbels, hash_key, hashed_at_least, uniforms
 from outrider.core.largest import largest
@@ -19,6 +21,27 @@ from outrider.core.scaled_row import ScaledRow
 
 Array = npt.NDArray[Any]
 Rng = np.random.Generator
+
+
+def searches() -> list[Any]:
+    """NumPy, and each instruction set of this machine."""
+    try:
+        shared = shared_library()
+    except NativeUnavailable:
+        return [pytest.param(None, id="numpy")]
+    sets = shared.instruction_sets()
+    return [
+        pytest.param(None, id="numpy"),
+        *(pytest.param(CompiledSearch(shared, isa), id=isa) for isa in sets),
+    ]
+
+
+@pytest.fixture(params=searches(), autouse=True)
+def search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CompiledSearch | None:
+    """What finds the tokens that may be best in rows of float32; every test is of each."""
+    monkeypatch.setattr("outrider.core.contenders.compiled_search", lambda: request.param)
+    return request.param
+
 
 TEMPERATURES = (5e-324, 1e-300, 1e-30, 1e-6, 0.01, 0.2, 0.8, 1.0, 1.7, 40.0, 1e6, 1e30, 1e38, 1e300, 1.7e308)
 
@@ -101,10 +124,31 @@ def test_the_lowest_number_there_is_may_be_near_the_peak(dtype: type) -> None:
 
 
 def test_equal_scores_go_to_the_lowest_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.core.champion.gumbels", lambda key, ids: np.zeros(ids.size))
-    found = champions(scaled(np.zeros(5000, dtype=np.float32), 1.0), hash_key(1, 2, 3), 3)
-    assert found is not None
-    assert found[0].tolist() == [0, 1, 2]
+    equal = np.full(900, 0.5)
+    equal[0] = 0.1
+    found = Contenders(np.arange(900), np.zeros(900), equal, -50.0)
+    monkeypatch.setattr(
+        "outrider.core.champion.contenders", lambda *search: found._replace(uniforms=equal.copy())
+    )
+    for count in (1, 3, 20):
+        best = champions(scaled(np.zeros(5000, dtype=np.float32), 1.0), hash_key(1, 2, 3), count)
+        assert best is not None
+        assert best[0].tolist() == list(range(1, count + 1))
+
+
+def test_one_best_token_far_below_many_that_tie_at_the_peak() -> None:
+    """None of those that tie is near the peak or has much noise: only the second search finds the best."""
+    values = np.full(20_000, -300.0, dtype=np.float32)
+    values[:200] = 0.0
+    missed = 0
+    for position in range(30):
+        key = hash_key(5, position, 0)
+        row = scaled(values, 1.0)
+        found = champions(row, key, 3)
+        assert found is not None
+        assert (found[0].tolist(), found[1].tobytes()) == scored_in_full(row, key, 3)
+        missed += not (uniforms(key, np.arange(200)) > 1 - 256 / 20_000).any()
+    assert missed
 
 
 def test_no_token_is_below_the_hash_that_its_own_noise_asks_for() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_byte, c_char_p, c_float, c_int32, c_uint64, c_void_p
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from outrider.compiled.library import NativeUnavailable, SharedLibrary, chosen_isa, shared_library
 
 _ROOM = 1024  # columns; a search for few finds more than so many in strange rows alone
+_SPARE = 64  # columns for which there must be room beyond those that are found
 
 
 class Wanted(NamedTuple):
@@ -71,7 +72,7 @@ class CompiledSearch:
         room = _ROOM
         while True:
             out = np.empty(3 * room)
-            at = out.ctypes.data
+            at = ctypes.addressof(c_byte.from_buffer(out))  # a quarter of the time of `out.ctypes`
             search = _Search(
                 row.ctypes.data, ids, row.size, wanted.groups, wanted.near, room, key, wanted.top << 33,
                 at, at + 8 * room, at + 16 * room,
@@ -79,12 +80,10 @@ class CompiledSearch:
             found: int = self._call(self._isa, byref(search))
             if found < 0:
                 raise self._shared.refusal()
-            if found <= room:
-                columns = out[:found].view(np.int64)
-                return Contenders(
-                    columns, out[room : room + found], out[2 * room : 2 * room + found], search.floor
-                )
-            room = found
+            if found <= room - _SPARE:
+                columns, values, uniforms = out[:found], out[room : room + found], out[2 * room :][:found]
+                return Contenders(columns.view(np.int64), values, uniforms, search.floor)
+            room = found + _SPARE
 
 
 @functools.lru_cache(maxsize=1)

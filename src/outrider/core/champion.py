@@ -20,7 +20,7 @@ from outrider.core.law import Floats, Ids
 from outrider.core.scaled_row import ScaledRow
 
 _GROUPS = 512  # of columns, whose largest numbers tell where the floor lies
-_NEAR = 64  # groups with a number at or above the floor: about so many tokens are near the peak
+_NEAR = 128  # groups with a number at or above the floor: somewhat more tokens are near the peak
 _LUCKY = 256  # tokens, on average, whose noise is large; scoring so many is cheap beside a pass over the row
 _ROUNDING = 1e-9  # see `_least_hash`
 

@@ -12,6 +12,8 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from outrider.core.law import Floats, Ids
 
+_NEVER_OVERFLOWS = 1e-250  # the temperature, where values are as small as float32 can hold
+
 
 @dataclass(frozen=True, eq=False)
 class ScaledRow:
@@ -45,11 +47,10 @@ class ScaledRow:
 
     def scale(self, logits: Floats) -> Floats:  # [k] -> [k]
         """The logits of raw values, in their place."""
+        if self.raw.dtype == np.float32 and self.temperature >= _NEVER_OVERFLOWS:
+            return self._scale(logits)
         with np.errstate(over="ignore"):
-            logits -= self.peak
-            if self.temperature != 1.0:
-                logits /= self.temperature
-        return logits
+            return self._scale(logits)
 
     def from_logit(self, floor: float) -> tuple[Ids, Floats]:  # [k], [k]
         """Columns whose logit is `floor` or more, ascending, with their logits."""
@@ -65,3 +66,9 @@ class ScaledRow:
             guess = self.raw.dtype.type(self.peak - depth - 1e-6 * (abs(self.peak) + depth))
         value = float(np.nextafter(guess, guess.dtype.type(-np.inf)))
         return value if self.scaled(value) < floor else -math.inf
+
+    def _scale(self, logits: Floats) -> Floats:
+        logits -= self.peak
+        if self.temperature != 1.0:
+            logits /= self.temperature
+        return logits
