@@ -316,6 +316,7 @@ int main() {
   for (std::string isa; std::getline(sets, isa, ',');) {
     check_matrices(isa);
     check_turns(isa);
+    check_contenders(isa);
     for (int format = OUTRIDER_FLOAT32; format <= OUTRIDER_Q8_0; ++format)
       for (int activations = OUTRIDER_ACT_FLOAT32; activations <= OUTRIDER_ACT_INT8; ++activations) {
         if ((format == OUTRIDER_FLOAT32) != (activations == OUTRIDER_ACT_FLOAT32)) continue;

@@ -17,6 +17,7 @@ namespace driver {
 
 using Floats = std::vector<float>;
 using Ints = std::vector<int32_t>;
+using Doubles = std::vector<double>;
 
 inline int failures = 0;
 

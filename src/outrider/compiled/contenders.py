@@ -67,12 +67,13 @@ class CompiledSearch:
         """
         assert row.dtype == np.float32, "other rows are searched by NumPy"
         assert row.flags.c_contiguous
-        assert tokens is None or (tokens.size == row.size and tokens.flags.c_contiguous)
+        assert tokens is None or (tokens.size == row.size and tokens.dtype == np.int64)
+        assert tokens is None or tokens.flags.c_contiguous
         ids = None if tokens is None else tokens.ctypes.data
         room = _ROOM
         while True:
             out = np.empty(3 * room)
-            at = ctypes.addressof(c_byte.from_buffer(out))  # a quarter of the time of `out.ctypes`
+            at = ctypes.addressof(c_byte.from_buffer(out.data))  # a third of the time of `out.ctypes`
             search = _Search(
                 row.ctypes.data, ids, row.size, wanted.groups, wanted.near, room, key, wanted.top << 33,
                 at, at + 8 * room, at + 16 * room,
