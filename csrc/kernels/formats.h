@@ -36,7 +36,7 @@ struct ByteWeights : Bfloat16Weights {  // signed bytes, or those and a half, ex
   static constexpr Kind kKind = kind;
   static constexpr int kUnitsPerLine = 2;
   template <int t>
-  static inline Pair weight(const uint8_t *group, int u) { return byte_pair<t % 2, halves>(load_bits(group + 2 * kLine * ((u + t) / 2))); }
+  static inline Pair weight(const uint8_t *group, int u) { return byte_pair<t % 2, halves>(load_bits(group + 2 * kLine * (u / 2 + t / 2))); }
 };
 
 template <Kind kind, int bias>
@@ -63,7 +63,7 @@ struct NibbleQuads : ByteQuads<kind, bias> {
   static constexpr int kUnitsPerLine = 2;
   static inline Int start(const int32_t *start) { return bias == 0 ? izero() : iset1(*start / 16); }  // 128 / 16 = 8
   template <int t>
-  static inline Bits weight(const uint8_t *group, int u) { return nibble_quad<t % 2>(load_bits(group + 2 * kLine * ((u + t) / 2))); }
+  static inline Bits weight(const uint8_t *group, int u) { return nibble_quad<t % 2>(load_bits(group + 2 * kLine * (u / 2 + t / 2))); }
 };
 
 // What a level is less than its stored byte beyond what `weight` and `start` take off.

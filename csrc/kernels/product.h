@@ -23,7 +23,7 @@ template <class Format, int R, int P, int t>
 OUTRIDER_INLINE void step(const uint8_t *data, const uint8_t *ahead, int u, const uint32_t *x,
                           typename Format::Sum (&sum)[R][P]) {
   if (t % Format::kUnitsPerLine == 0) {
-    const uint8_t *line = ahead + (u + t) / Format::kUnitsPerLine * P * kLine;
+    const uint8_t *line = ahead + (u / Format::kUnitsPerLine + t / Format::kUnitsPerLine) * P * kLine;
     __builtin_prefetch(line, 0, P == 1 ? 2 : 3);
     if (P == 2) __builtin_prefetch(line + kLine);
   }

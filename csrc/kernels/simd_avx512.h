@@ -81,36 +81,44 @@ inline Pair pair(Bits x) { return x; }
 inline Float dot_pair(Float sum, Pair w, uint32_t x) {
   return {_mm512_dpbf16_ps(sum.v, (__m512bh)w.v, (__m512bh)_mm512_set1_epi32((int32_t)x))};
 }
+// Tables stand outside the functions that are made for each t: those share the registers that hold them.
+template <int bias>
+struct NibbleTable {  // levels less `bias` as bfloat16, twice
+  uint16_t at[32];
+  constexpr NibbleTable() : at() {
+    for (int i = 0; i < 32; ++i) {
+      int n = (i & 15) - bias, m = n < 0 ? -n : n, e = 0;
+      while (m >> (e + 1)) ++e;
+      at[i] = m == 0 ? 0 : (uint16_t)((n < 0 ? 0x8000 : 0) | ((127 + e) << 7) | ((m << (7 - e)) & 0x7f));
+    }
+  }
+};
+template <int bias>
+alignas(64) inline constexpr NibbleTable<bias> kNibbles;
 // Nibble t of each 16-bit word, less `bias`, as bfloat16. The table repeats itself, so the bit above the nibble may be any.
 template <int t, int bias>
 inline Pair nibble_pair(Bits x) {
-  alignas(64) static constexpr struct Table {
-    uint16_t at[32];
-    constexpr Table() : at() {
-      for (int i = 0; i < 32; ++i) {
-        int n = (i & 15) - bias, m = n < 0 ? -n : n, e = 0;
-        while (m >> (e + 1)) ++e;
-        at[i] = m == 0 ? 0 : (uint16_t)((n < 0 ? 0x8000 : 0) | ((127 + e) << 7) | ((m << (7 - e)) & 0x7f));
-      }
-    }
-  } table;
-  return {_mm512_permutexvar_epi16(_mm512_srli_epi16(x.v, 4 * t), _mm512_load_si512(&table))};
+  return {_mm512_permutexvar_epi16(_mm512_srli_epi16(x.v, 4 * t), _mm512_load_si512(&kNibbles<bias>))};
 }
+template <int halves>
+struct ByteTable {  // both bytes of magnitudes, with `halves` added, as bfloat16
+  uint8_t low[128], high[128];
+  constexpr ByteTable() : low(), high() {
+    for (int m = 0; m < 128; ++m) {
+      int e = 0, twice = 2 * m + halves;
+      while (twice >> (e + 1)) ++e;
+      int bits = twice == 0 ? 0 : ((126 + e) << 7) | ((twice << (7 - e)) & 0x7f);
+      low[m] = (uint8_t)bits;
+      high[m] = (uint8_t)(bits >> 8);
+    }
+  }
+};
+template <int halves>
+alignas(64) inline constexpr ByteTable<halves> kBytes;
 // Low (t = 0) or high (t = 1) half, of each 16 bytes, of sign-and-magnitude bytes; `halves` are added to magnitudes.
 template <int t, int halves>
 inline Pair byte_pair(Bits x) {
-  alignas(64) static constexpr struct Table {
-    uint8_t low[128], high[128];
-    constexpr Table() : low(), high() {
-      for (int m = 0; m < 128; ++m) {
-        int e = 0, twice = 2 * m + halves;
-        while (twice >> (e + 1)) ++e;
-        int bits = twice == 0 ? 0 : ((126 + e) << 7) | ((twice << (7 - e)) & 0x7f);
-        low[m] = (uint8_t)bits;
-        high[m] = (uint8_t)(bits >> 8);
-      }
-    }
-  } table;
+  const ByteTable<halves> &table = kBytes<halves>;
   __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(table.low), x.v, _mm512_load_si512(table.low + 64));
   __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(table.high), x.v, _mm512_load_si512(table.high + 64));
   high = _mm512_ternarylogic_epi32(high, x.v, _mm512_set1_epi8((char)0x80), 0xf8);  // high | (x & sign)
