@@ -9,7 +9,16 @@ namespace OUTRIDER_ISA {
 #define OUTRIDER_INLINE inline __attribute__((always_inline))
 #define OUTRIDER_UNROLL _Pragma("GCC unroll 16")
 
-constexpr ptrdiff_t kAhead = 4096;  // bytes of the stream fetched ahead of their use when both panels advance together
+// Both panels together fetch ahead within their stream. Where a line gives enough work, far ahead into the second-level
+// cache, which waits for more lines at a time than the first, and from there near ahead into the first; where memory is
+// all there is to wait for, into the first at once.
+template <class Format, int R>
+constexpr bool kWorks = has_scale(Format::kKind) && 4 * R * Format::kUnitsPerLine >= Format::kUnits;
+template <class Format, int R>
+constexpr ptrdiff_t kAhead = kWorks<Format, R> ? 12 << 10 : 4 << 10;  // bytes
+constexpr ptrdiff_t kNear = 2 << 10;
+template <class Format, int R, int P>
+constexpr int kLevel = P == 1 || kWorks<Format, R> ? 2 : 3;  // as __builtin_prefetch counts: 3 is the first
 
 // What is fetched while a pair is worked on: `next`, the pair that this thread will take next. Each of `turns` blocks of
 // rows fetches its share of it, so that memory is busy all the while.
@@ -23,9 +32,12 @@ template <class Format, int R, int P, int t>
 OUTRIDER_INLINE void step(const uint8_t *data, const uint8_t *ahead, int u, const uint32_t *x,
                           typename Format::Sum (&sum)[R][P]) {
   if (t % Format::kUnitsPerLine == 0) {
-    const uint8_t *line = ahead + (u / Format::kUnitsPerLine + t / Format::kUnitsPerLine) * P * kLine;
-    __builtin_prefetch(line, 0, P == 1 ? 2 : 3);
-    if (P == 2) __builtin_prefetch(line + kLine);
+    const int line = (u / Format::kUnitsPerLine + t / Format::kUnitsPerLine) * P * kLine;
+    OUTRIDER_UNROLL
+    for (int p = 0; p < P; ++p) {
+      __builtin_prefetch(ahead + line + p * kLine, 0, kLevel<Format, R, P>);
+      if (P == 2 && kWorks<Format, R>) __builtin_prefetch(data + kNear + line + p * kLine);
+    }
   }
   OUTRIDER_UNROLL
   for (int p = 0; p < P; ++p) {
@@ -81,11 +93,11 @@ void sweep(const uint8_t *record, int groups, int first, const Block &block, flo
   for (int g = 0; g < groups; ++g, x += Format::kUnits * R) {
     const ptrdiff_t at = (ptrdiff_t)g * P * kHalf;
     const uint8_t *ahead = data;  // a line at hand: nothing is fetched
-    if (P == 2) ahead = at + kAhead < pair_bytes ? record + at + kAhead : fetch.next + (at + kAhead - pair_bytes);
+    if (P == 2) ahead = at + kAhead<Format, R> < pair_bytes ? record + at + kAhead<Format, R> : fetch.next + (at + kAhead<Format, R> - pair_bytes);
     else if (turn == fetch.turn) ahead = half_next + at;
     turn = turn + 1 == fetch.turns ? 0 : turn + 1;
     for (int line = 0; line < P * kSize.scales; line += kLine)
-      __builtin_prefetch(ahead + P * kSize.data + line, 0, P == 1 ? 2 : 3);
+      __builtin_prefetch(ahead + P * kSize.data + line, 0, kLevel<Format, R, P>);
     typename Format::Sum sum[R][P];
     OUTRIDER_UNROLL
     for (int r = 0; r < R; ++r)
@@ -110,18 +122,20 @@ void sweep(const uint8_t *record, int groups, int first, const Block &block, flo
 }
 
 #if OUTRIDER_REGISTERS == 32
-constexpr int kWidths[] = {1, 2, 3, 4, 6, 8, 10, 12, 0};
-constexpr int kTogether = 4;  // up to so many rows, sums and totals of both panels fit the registers
-constexpr int kScaledTogether = 1;  // with scales one panel after the other is faster from two rows on
+constexpr int kWidths[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 0};
+// Up to so many rows both panels advance together: a sum's next product waits for the last one, and six sums keep the
+// units for products of bfloat16 pairs busy. Byte quads come to their limit with the sums of one panel.
+template <class Format>
+constexpr int kTogether = !has_scale(Format::kKind) ? 4 : Format::kUnits == 8 ? 1 : 6;
 #else
 constexpr int kWidths[] = {1, 2, 3, 4, 0};
+template <class Format>
 constexpr int kTogether = 1;
-constexpr int kScaledTogether = 1;
 #endif
 
 template <class Format, int R>
 void tile(const uint8_t *record, int groups, const Block &block, float *out, const Fetch &fetch) {
-  if constexpr (R <= (has_scale(Format::kKind) ? kScaledTogether : kTogether)) {
+  if constexpr (R <= kTogether<Format>) {
     sweep<Format, R, 2>(record, groups, 0, block, out, fetch);
   } else {
     sweep<Format, R, 1>(record, groups, 0, block, out, fetch);
@@ -137,6 +151,7 @@ void by_width(const uint8_t *record, int groups, const Block &block, float *out,
     case 3: return tile<Format, 3>(record, groups, block, out, fetch);
     case 4: return tile<Format, 4>(record, groups, block, out, fetch);
 #if OUTRIDER_REGISTERS == 32
+    case 5: return tile<Format, 5>(record, groups, block, out, fetch);
     case 6: return tile<Format, 6>(record, groups, block, out, fetch);
     case 8: return tile<Format, 8>(record, groups, block, out, fetch);
     case 10: return tile<Format, 10>(record, groups, block, out, fetch);
