@@ -122,7 +122,7 @@ void sweep(const uint8_t *record, int groups, int first, const Block &block, flo
 }
 
 #if OUTRIDER_REGISTERS == 32
-constexpr int kWidths[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 0};
+constexpr int kWidths[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 0};
 // Up to so many rows both panels advance together: a sum's next product waits for the last one, and six sums keep the
 // units for products of bfloat16 pairs busy. Byte quads come to their limit with the sums of one panel.
 template <class Format>
@@ -153,6 +153,7 @@ void by_width(const uint8_t *record, int groups, const Block &block, float *out,
 #if OUTRIDER_REGISTERS == 32
     case 5: return tile<Format, 5>(record, groups, block, out, fetch);
     case 6: return tile<Format, 6>(record, groups, block, out, fetch);
+    case 7: return tile<Format, 7>(record, groups, block, out, fetch);
     case 8: return tile<Format, 8>(record, groups, block, out, fetch);
     case 10: return tile<Format, 10>(record, groups, block, out, fetch);
     case 12: return tile<Format, 12>(record, groups, block, out, fetch);
