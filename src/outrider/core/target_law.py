@@ -93,6 +93,8 @@ def host_row(row: Row) -> npt.NDArray[Any]:  # [vocab] -> [vocab]
 def on_host(rows: Row) -> npt.NDArray[Any]:
     """Logits of any shape as a NumPy array on the host, sharing their memory; half precision is widened."""
     if isinstance(rows, torch.Tensor):
+        if rows.is_cpu and rows.dtype is torch.float32 and not rows.requires_grad:
+            return rows.numpy()
         rows = rows.detach()
         if rows.dtype in (torch.bfloat16, torch.float16):
             rows = rows.float()

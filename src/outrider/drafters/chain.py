@@ -26,11 +26,12 @@ class ChainedDrafter:
             raise ConfigError("a list of methods needs at least one; use 'none' for plain decoding")
         self.drafters = tuple(drafters)
         self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
-        self._columns = self.taps if columns is None else tuple(columns)
+        columns = self.taps if columns is None else tuple(columns)
+        self._wanted = [[columns.index(tap) for tap in drafter.taps] for drafter in self.drafters]
 
     def ingest(self, context: Context, features: torch.Tensor | None) -> None:
-        for drafter in self.drafters:
-            drafter.ingest(context, self._sliced(drafter, features))
+        for drafter, wanted in zip(self.drafters, self._wanted):
+            drafter.ingest(context, _sliced(features, wanted))
 
     def propose(
         self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft]
@@ -49,8 +50,8 @@ class ChainedDrafter:
         return grown
 
     def observe(self, results: Sequence[RoundResult]) -> None:
-        for drafter in self.drafters:
-            drafter.observe([self._seen_by(drafter, result) for result in results])
+        for drafter, wanted in zip(self.drafters, self._wanted):
+            drafter.observe([_seen(result, wanted) for result in results])
 
     def fork(self, parent_id: int, sequence_id: int, length: int) -> None:
         for drafter in self.drafters:
@@ -59,20 +60,6 @@ class ChainedDrafter:
     def forget(self, sequence_id: int) -> None:
         for drafter in self.drafters:
             drafter.forget(sequence_id)
-
-    def _seen_by(self, drafter: Drafter, result: RoundResult) -> RoundResult:
-        """The result with the features of this member's taps."""
-        if result.scores.features is None and result.features is None:
-            return result
-        scores = Scores(result.scores.logits, self._sliced(drafter, result.scores.features))
-        return replace(result, scores=scores, features=self._sliced(drafter, result.features))
-
-    def _sliced(self, drafter: Drafter, features: torch.Tensor | None) -> torch.Tensor | None:
-        """Features [n, columns, hidden] cut to the member's taps, in its order; None when it taps nothing."""
-        if features is None or not drafter.taps:
-            return None
-        wanted = [self._columns.index(tap) for tap in drafter.taps]
-        return features if wanted == list(range(features.shape[1])) else features[:, wanted]
 
 
 def extends(draft: Draft, given: Draft) -> bool:
@@ -83,6 +70,21 @@ def extends(draft: Draft, given: Draft) -> bool:
     if draft.nodes.tokens[:count] != given.nodes.tokens or draft.nodes.parents[:count] != given.nodes.parents:
         return False
     return all(new[: len(old)] == old for new, old in zip(draft.groups, given.groups))
+
+
+def _seen(result: RoundResult, wanted: Sequence[int]) -> RoundResult:
+    """The result with these columns of the features."""
+    scored, features = _sliced(result.scores.features, wanted), _sliced(result.features, wanted)
+    if scored is result.scores.features and features is result.features:
+        return result
+    return replace(result, scores=Scores(result.scores.logits, scored), features=features)
+
+
+def _sliced(features: torch.Tensor | None, wanted: Sequence[int]) -> torch.Tensor | None:
+    """Features [n, columns, hidden] cut to the columns that a member wants, in its order; None for none."""
+    if features is None or not wanted:
+        return None
+    return features if wanted == [*range(features.shape[1])] else features[:, wanted]
 
 
 def _has_room(draft: Draft, budget: Budget) -> bool:

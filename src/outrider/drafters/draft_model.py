@@ -51,7 +51,9 @@ class ModelDrafter:
     ) -> list[Draft]:
         grown = list(drafts)
         allowed = [self._allowed(*job) for job in zip(contexts, budgets, drafts)]
-        asked = [i for i, budget in enumerate(allowed) if budget.depth > 0]
+        asked = [
+            i for i, b in enumerate(allowed) if b.depth > 0 and self._growth.asks(contexts[i], drafts[i])
+        ]
         if asked:
             self._read([contexts[i] for i in asked])
             answers = self._growth.grow(

@@ -57,7 +57,9 @@ class EagleDrafter:
     ) -> list[Draft]:
         grown = list(drafts)
         allowed = [self._allowed(*job) for job in zip(contexts, budgets, drafts)]
-        asked = [i for i, budget in enumerate(allowed) if budget.depth > 0]
+        asked = [
+            i for i, b in enumerate(allowed) if b.depth > 0 and self._growth.asks(contexts[i], drafts[i])
+        ]
         if asked:
             rows = self._rows_of([contexts[i].sequence_id for i in asked])
             answers = self._growth.grow(
@@ -155,7 +157,7 @@ class EagleDrafter:
         while asked := [one for one, tree, some in jobs if one.lacks(tree, some)]:
             for one, found in zip(asked, self.head.guess([one.asked for one in asked])):
                 one.add(found)
-        answers = [one.of(tree, some) for one, tree, some in jobs]
+        answers = [one.wanted for one in rows]
         return answers if self._vocabulary is None else list(map(self._vocabulary.rows, answers))
 
 
@@ -232,43 +234,38 @@ class _Rows:
         self._sequence_id = sequence_id
         self._answers = [pending.unsqueeze(0)]  # of the head, one after the other
         self._count = 1  # of rows
-        self._places: dict[tuple[int, int], int] = {}  # (row of the parent, token) -> row
-        self._new: list[tuple[int, int]] = []
+        self._places: dict[tuple[int, ...], int] = {(): 0}  # tokens below the pending one -> row
+        self._wanted: list[tuple[int, ...]] = []
+        self._new: dict[tuple[int, ...], int] = {}  # the same -> row of the parent
 
     @property
     def asked(self) -> Guesses:
         """What `lacks` found."""
-        parents, tokens = zip(*self._new)
-        return Guesses(self._sequence_id, tokens, parents)
+        tokens = tuple(path[-1] for path in self._new)
+        return Guesses(self._sequence_id, tokens, tuple(self._new.values()))
 
     def lacks(self, tree: TokenTree, wanted: Sequence[int]) -> bool:
         """Looks for nodes on the way to rows asked for that have none while their parents do; whether there are any."""
-        new: dict[tuple[int, int], None] = {}
-        for row in wanted:
-            above = 0
-            for token in tree.path_tokens(row - 1 if row else None):
-                place = self._places.get((above, token))
-                if place is None:
-                    new[above, token] = None
-                    break
-                above = place
-        self._new = list(new)
+        places, new = self._places, dict[tuple[int, ...], int]()
+        self._wanted = [tree.path_tokens(row - 1 if row else None) for row in wanted]
+        for path in self._wanted:
+            if path not in places:
+                while path[:-1] not in places:
+                    path = path[:-1]
+                new[path] = places[path[:-1]]
+        self._new = new
         return bool(new)
 
     def add(self, found: torch.Tensor) -> None:  # [n, draft vocab]
         """The rows of what was asked for."""
-        self._places |= {place: self._count + index for index, place in enumerate(self._new)}
+        self._places |= zip(self._new, range(self._count, self._count + len(found)))
         self._answers.append(found)
         self._count += len(found)
 
-    def of(self, tree: TokenTree, wanted: Sequence[int]) -> torch.Tensor:  # [rows, draft vocab]
-        """The rows asked for, which `lacks` finds no more."""
-        rows = []
-        for row in wanted:
-            found = 0
-            for token in tree.path_tokens(row - 1 if row else None):
-                found = self._places[found, token]
-            rows.append(found)
+    @property
+    def wanted(self) -> torch.Tensor:  # [rows, draft vocab]
+        """The rows last asked for, none of which is lacking."""
+        rows = [self._places[path] for path in self._wanted]
         newest = self._answers[-1]
         if rows == [*range(self._count - len(newest), self._count)]:
             return newest  # as in every level that a drafter grows: nothing is copied

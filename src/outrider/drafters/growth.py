@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Ids, NodeLaw
+from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, NodeLaw
 from outrider.core.noise import Place
 from outrider.core.records import Budget, Context, Draft, Guarantee, RoundResult
 from outrider.core.tree import TokenTree
+from outrider.drafters.asking import Asking
 from outrider.drafters.node_kinds import GOES_ON, PRIORS, drawn_kinds, likeliest_kinds, ranked_kinds
 from outrider.drafters.plant import Plant
 from outrider.drafters.rows import DraftRows, HostRows, likeliest, siblings
@@ -72,6 +73,11 @@ class Growth:
         self._costs = costs
         self._known: dict[int, _Known] = {}
 
+    def asks(self, context: Context, draft: Draft) -> bool:
+        """Whether the text keeps enough of what is grown below such a draft that it is worth asking the model
+        (`drafters.asking`); to be called once a round, before the model is run."""
+        return self._costs.free or self._of(context.sequence_id).asking.asks(len(draft))
+
     def grow(self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft],
              score: ScoreRows) -> list[Draft]:  # fmt: skip
         """Drafts within their budgets that contain the given ones; one call of `score` per level for all.
@@ -91,7 +97,7 @@ class Growth:
                     self._choose_level(plant, rows, level)
         for plant in plants:
             self._trim(plant)
-            self._known[plant.context.sequence_id].kinds = plant.kinds
+            self._remember(plant)
         return [plant.draft() for plant in plants]
 
     def observe(self, results: Sequence[RoundResult]) -> None:
@@ -115,22 +121,21 @@ class Growth:
 
     def _pays(self, plant: Plant) -> bool:
         """Whether another level promises more tokens for its cost than the draft as it stands does."""
-        if not plant.levels:
+        if not plant.levels or self._costs.free:
             return True
-        chances = sorted(plant.chances, reverse=True)
-        kept = self._worth_rows(plant, chances)
-        promised, rows = plant.given_promise + sum(chances[:kept]), plant.given_rows + kept
+        kept = self._worth_rows(plant)
+        promised, rows = plant.given_promise + sum(plant.falling[:kept]), plant.given_rows + kept
         spent = self._costs.of(rows, plant.levels)
         price = self._costs.of(rows + 1, plant.levels + 1) - spent
         gain = plant.hope * self._known[plant.context.sequence_id].values.chance(GOES_ON)
         return gain * spent >= promised * price
 
-    def _worth_rows(self, plant: Plant, chances: Sequence[float]) -> int:
-        """How many of the nodes grown, with these chances, likeliest first, are worth their rows: of drawn ones all."""
+    def _worth_rows(self, plant: Plant) -> int:
+        """How many of the nodes grown, likeliest first, are worth their rows: of drawn ones all."""
         if self._choice(plant.context) is _Choice.DRAWN:
-            return len(chances)
+            return plant.rows - plant.given_rows
         return self._costs.rows.worthwhile(
-            chances,
+            plant.falling,
             promised=plant.given_promise,
             rows=plant.given_rows,
             sunk=self._costs.level * plant.levels,
@@ -138,22 +143,22 @@ class Growth:
 
     def _trim(self, plant: Plant) -> None:
         """Drops nodes that are not worth their rows."""
-        plant.keep_best(self._worth_rows(plant, sorted(plant.chances, reverse=True)))
+        if not self._costs.rows.free:
+            plant.keep_best(self._worth_rows(plant))
 
     def _choose_level(self, plant: Plant, rows: Sequence[int], level: HostRows) -> None:
         ranked = self._choice(plant.context) is _Choice.RANKED
         known = self._known[plant.context.sequence_id].values
         for index, row in enumerate(rows):
             law = self._law(plant, row, level, index)
-            if law is None:
-                continue
-            buds = (
-                self._ranked(plant, row, law, known)
-                if ranked
-                else self._most_probable(law, level, index, known)
-            )
-            value = plant.values[row]
-            plant.add(row, buds.tokens, POINT_MASS, [value + step for step in buds.steps], buds.kinds)
+            if law is not None:
+                buds = (
+                    self._ranked(plant, row, law, known)
+                    if ranked
+                    else self._most_probable(law, level, index, known)
+                )
+                above = plant.values[row]
+                plant.add(row, buds.tokens, POINT_MASS, [above + step for step in buds.steps], buds.kinds)
         plant.keep_best()
 
     def _ranked(self, plant: Plant, row: int, law: NodeLaw, known: NodeValues) -> _Buds:
@@ -166,12 +171,13 @@ class Growth:
         """The most probable tokens of a row, of a greedy law with its winner first."""
         if not law.greedy:
             indices = likeliest(law.logits, self.topk)
-            return _Buds(tuple(map(law.token, indices.tolist())), _log_probs(law.logits, indices))
-        best = law.token(0)
-        columns = siblings(level, index, best, self.topk - 1)
-        peak = level.logits[index].argmax(keepdims=True)  # the winner's, where no processor decided
-        kinds = likeliest_kinds(_log_probs(level.logits[index], np.concatenate([peak, columns])))
-        return _Buds((best, *map(level.token, columns.tolist())), known.log_chances(kinds), kinds)
+            steps = _log_probs(law.logits, indices.tolist(), float(law.logits.max()))
+            return _Buds(tuple(map(law.token, indices.tolist())), steps)
+        best, row = law.token(0), level.logits[index]
+        columns = siblings(level, index, best, self.topk - 1).tolist() if self.topk > 1 else []
+        peak = int(row.argmax())  # the winner's, where no processor decided
+        kinds = likeliest_kinds(_log_probs(row, [peak, *columns], float(row[peak])))
+        return _Buds((best, *map(level.token, columns)), known.log_chances(kinds), kinds)
 
     def _draw_level(self, plant: Plant, share: int, rows: Sequence[int], level: HostRows) -> None:
         kinds = drawn_kinds(self.topk)
@@ -202,10 +208,24 @@ class Growth:
             return _Choice.BEST
         return _Choice.RANKED if context.guarantee is Guarantee.SAME_TEXT else _Choice.DRAWN
 
+    def _of(self, sequence_id: int) -> _Known:
+        known = self._known.get(sequence_id)
+        if known is None:
+            known = self._known[sequence_id] = _Known()
+        return known
+
     def _plant(self, context: Context, budget: Budget, draft: Draft) -> Plant:
-        known = self._known.setdefault(context.sequence_id, _Known())
-        given = len(draft) if draft.nodes.is_chain else 0
-        return Plant(context, budget, draft, known.given.chance(given))
+        known = self._of(context.sequence_id)
+        known.below = len(draft) if draft.nodes.is_chain else 0
+        return Plant(context, budget, draft, known.given.chance(known.below))
+
+    def _remember(self, plant: Plant) -> None:
+        """What `observe` needs to know of the nodes grown."""
+        known, rows = self._known[plant.context.sequence_id], plant.given_rows
+        known.kinds = plant.kinds
+        if plant.levels and not self._costs.free:
+            price = self._costs.price(plant.rows, plant.levels, promised=plant.given_promise, given=rows)
+            known.asking.drafted(known.below, plant.rows - rows, price)
 
 
 @dataclass(eq=False)
@@ -215,15 +235,14 @@ class _Known:
     values: NodeValues = field(default_factory=lambda: NodeValues(PRIORS))
     given: GivenChains = field(default_factory=GivenChains)
     kinds: Mapping[int, Hashable] = field(default_factory=dict)
+    asking: Asking = field(default_factory=Asking)
+    below: int = 0  # given nodes that the last ones grown hang below
 
     def observe(self, result: RoundResult) -> None:
-        self.given.observe(result)
-        self.values.observe(result, self.kinds)
-        for row in (0, *(node + 1 for node in result.accepted)):
-            grown = [node for node in result.draft.nodes.children[row] if node in self.kinds]
-            if grown:
-                self.values.count(GOES_ON, kept=any(node in result.accepted for node in grown))
-        self.kinds = {}
+        self.given.observe(result, self.below)
+        self.asking.observe(result)
+        self.values.observe(result, self.kinds, GOES_ON)
+        self.kinds, self.below = {}, 0
 
 
 class _Buds(NamedTuple):
@@ -256,8 +275,9 @@ def _allot(ladders: Sequence[Sequence[float]], share: int) -> list[int]:
     return counts
 
 
-def _log_probs(logits: npt.NDArray[Any], indices: Ids) -> tuple[float, ...]:  # [n], [k] -> k
-    """Log-probabilities of some indices of a row, as exact as the row is."""
-    peak = logits.max()
-    total = float(np.exp(logits - peak).sum())  # numpy adds in pairs
-    return tuple((logits[indices].astype(np.float64) - (float(peak) + math.log(total))).tolist())
+def _log_probs(
+    logits: npt.NDArray[Any], indices: Sequence[int], peak: float
+) -> tuple[float, ...]:  # [n] -> k
+    """Log-probabilities of some indices of a row with this maximum, as exact as the row is."""
+    total = peak + math.log(float(np.exp(logits - logits.dtype.type(peak)).sum()))  # numpy adds in pairs
+    return tuple(float(logits[index]) - total for index in indices)

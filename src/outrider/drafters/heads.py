@@ -77,7 +77,7 @@ def exit_drafter(setup: DrafterSetup) -> Drafter:
         )
     assert isinstance(target, LayeredTarget), "looked at before the head is read"
     device = _device(setup)
-    module = ExitHead(head, weights, device=device)
+    module, own = ExitHead(head, weights, device=device), layer_bytes(target, layers)
     _swap(setup, device, module.swap_products)
     return SelfDrafter.early_exit(
         target,
@@ -85,7 +85,7 @@ def exit_drafter(setup: DrafterSetup) -> Drafter:
         exit_head=module.eval(),
         topk=setup.children("self_draft"),
         sample_method=setup.sample_method,
-        costs=setup.costs(layer_bytes(target, layers) + _bytes_read(setup, head, weights)),
+        costs=setup.costs(None if own is None else own + _bytes_read(setup, head, weights)),
     )
 
 

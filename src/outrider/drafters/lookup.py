@@ -108,13 +108,13 @@ class _Copier:
 
     def observe(self, result: RoundResult) -> None:
         """How far the copy would have held, drafted or not: so it is tried again once it holds."""
-        self._given.observe(result)
+        self._given.observe(result, self._start)
         for place, (token, emitted) in enumerate(zip(self._expected, result.emitted)):
             if place >= self._start:
                 self._values.count(self._kind(place - self._start), kept=token == emitted)
             if token != emitted:
                 break
-        self._expected = ()
+        self._expected, self._start = (), 0
 
     def _kind(self, place: int) -> tuple[int, int]:
         return min(self._size, _LARGEST), min(place, _FAR)

@@ -12,6 +12,7 @@ import torch
 from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Law
 from outrider.core.noise import Place
 from outrider.core.records import Budget, Context, Draft, Guarantee, RoundResult
+from outrider.drafters.asking import Asking
 from outrider.drafters.growth import SampleMethod
 from outrider.drafters.plant import Plant
 from outrider.drafters.rank_tree import Ranks, likeliest_tree, node_chances
@@ -99,9 +100,11 @@ class MedusaDrafter:
         asked = [i for i, shape in enumerate(shapes) if shape]
         rows = self._rows([contexts[i] for i in asked], [allowed[i].depth for i in asked])
         for i, logits in zip(asked, rows):
-            known, plant = self._of(contexts[i].sequence_id), Plant(contexts[i], allowed[i], drafts[i])
+            known = self._of(contexts[i].sequence_id)
+            plant = Plant(contexts[i], allowed[i], drafts[i], known.given.chance(known.below))
             self._grow(plant, logits, shapes[i])
             grown[i], known.kinds = plant.draft(), plant.kinds
+            self._price(known, plant)
         return grown
 
     def observe(self, results: Sequence[RoundResult]) -> None:
@@ -110,7 +113,8 @@ class MedusaDrafter:
             known = self._of(result.sequence_id)
             kept = len(result.kept)  # their features follow that of the token that was pending
             known.newest = _Read(known.newest.length + 1 + kept, result.features[kept, 0].clone())
-            known.given.observe(result)
+            known.given.observe(result, known.below)
+            known.asking.observe(result)
             known.values.observe(result, known.kinds)
             known.kinds = {}
 
@@ -133,7 +137,7 @@ class MedusaDrafter:
     def _allowed(self, context: Context, budget: Budget, draft: Draft) -> Budget:
         """The budget as far as the heads reach; depth 0 where they cannot, or need not, be asked."""
         known = self._of(context.sequence_id)
-        known.kinds = {}
+        known.kinds, known.below = {}, 0
         depth = min(budget.depth, self._heads.count)
         if not draft.nodes.is_chain or budget.nodes <= len(draft) or depth <= len(draft):
             return Budget(0, 0)
@@ -166,6 +170,9 @@ class MedusaDrafter:
         if budget.depth == 0:
             return {}
         known, start = self._of(context.sequence_id), len(draft)
+        if not (self._costs.free or known.asking.asks(start)):
+            return {}
+        known.below = start
         above = known.given.chance(start)
         heads = range(start, budget.depth)
         chances = [[known.values.chance((head, rank)) for rank in range(self._topk)] for head in heads]
@@ -175,6 +182,12 @@ class MedusaDrafter:
             promised=1.0 + start * above, rows=1 + start, sunk=self._costs.level,
         )  # fmt: skip
         return likeliest_tree(chances, worth)
+
+    def _price(self, known: _Known, plant: Plant) -> None:
+        """Remembers what a draft cost, for what it comes to."""
+        rows = plant.given_rows
+        price = self._costs.price(plant.rows, 1, promised=plant.given_promise, given=rows)
+        known.asking.drafted(rows - 1, plant.rows - rows, price)
 
     def _grow(self, plant: Plant, rows: HostRows, shape: Mapping[Ranks, int]) -> None:
         level: list[tuple[Ranks, int]] = [((), plant.frontier[0])]
@@ -233,3 +246,5 @@ class _Known:
     prompt: _Read = _Read()
     kinds: Mapping[int, Hashable] = field(default_factory=dict)
     given: GivenChains = field(default_factory=GivenChains)
+    asking: Asking = field(default_factory=Asking)
+    below: int = 0  # nodes of that chain

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
+_T = TypeVar("_T")
 _WIDEST = 8  # ranks told apart; further ones count as the last of them
 LEADS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Between the classes of leads that are told apart, in nats."""
@@ -54,18 +56,20 @@ _DRAWN_KINDS = tuple(("drawn", rank) for rank in range(_WIDEST))
 
 def ranked_kinds(leads: Sequence[float]) -> list[Hashable]:
     """Of children ranked under the text's noise, best first, by their leads in nats (`Contest.leads`)."""
-    return [_of_rank(_RANKED_KINDS, rank)[bisect(LEADS, lead)] for rank, lead in enumerate(leads)]
+    return [kinds[bisect(LEADS, lead)] for kinds, lead in zip(_by_rank(_RANKED_KINDS, len(leads)), leads)]
 
 
 def likeliest_kinds(log_probs: Sequence[float]) -> list[Hashable]:
     """Of the likeliest children at temperature 0, best first, by their raw log-probabilities."""
-    return [_of_rank(_LIKELIEST_KINDS, rank)[bisect(_CONFIDENCES, p)] for rank, p in enumerate(log_probs)]
+    ranks = _by_rank(_LIKELIEST_KINDS, len(log_probs))
+    return [kinds[bisect(_CONFIDENCES, log_prob)] for kinds, log_prob in zip(ranks, log_probs)]
 
 
 def drawn_kinds(count: int) -> list[Hashable]:
     """Of `count` children in the order in which they are drawn."""
-    return [_DRAWN_KINDS[min(rank, _WIDEST - 1)] for rank in range(count)]
+    return list(_by_rank(_DRAWN_KINDS, count))
 
 
-def _of_rank(kinds: Sequence[Sequence[Hashable]], rank: int) -> Sequence[Hashable]:
-    return kinds[min(rank, _WIDEST - 1)]
+def _by_rank(kinds: tuple[_T, ...], count: int) -> tuple[_T, ...]:
+    """Those of the first `count` ranks: further ranks count as the last one that is told apart."""
+    return kinds[:count] if count <= _WIDEST else kinds + kinds[-1:] * (count - _WIDEST)

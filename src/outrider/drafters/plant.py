@@ -22,6 +22,7 @@ class Plant:
         """`above`: the chance that the given chain is kept whole."""
         self.context, self._budget, self._draft = context, budget, draft
         self._above, self.levels = above, 0
+        self._falling: list[float] | None = None
         self._given = len(draft)
         self._tokens, self._parents = list(draft.nodes.tokens), list(draft.nodes.parents)
         self._kinds: list[Hashable] = [None] * len(draft)
@@ -62,7 +63,15 @@ class Plant:
 
     def chances_of(self, values: Sequence[float]) -> list[float]:
         """What log chances below growth's first row come to, the given chain's included."""
-        return [self._above * math.exp(value) for value in values]
+        above, exp = self._above, math.exp
+        return [above * exp(value) for value in values]
+
+    @property
+    def falling(self) -> list[float]:
+        """`chances`, likeliest first; made anew where the draft has changed."""
+        if self._falling is None:
+            self._falling = sorted(self.chances, reverse=True)
+        return self._falling
 
     @property
     def promised(self) -> float:
@@ -72,7 +81,7 @@ class Plant:
     @property
     def hope(self) -> float:
         """The best chance of a row of the newest level."""
-        return max(self.chances_of(self.values[self._newest :]))
+        return self._above * math.exp(max(self.values[self._newest :]))
 
     @property
     def grows(self) -> bool:
@@ -99,6 +108,9 @@ class Plant:
         Where the budget is used up, rows whose children could take the place of none are left out.
         """
         self.levels += 1
+        if len(self.frontier) == 1 and len(self._tokens) < self._budget.nodes:
+            self._newest += 1
+            return [self._newest - 1]
         rows = sorted(self.frontier, key=self.values.__getitem__, reverse=True)[:count]  # stable
         self._newest = len(self._tokens) + 1
         if len(self._tokens) < self._budget.nodes:
@@ -118,7 +130,7 @@ class Plant:
     def add(self, row: int, tokens: Sequence[int], law: Law, values: Sequence[float],
             kinds: Sequence[Hashable] = ()) -> None:  # fmt: skip
         """Children of a row that had none, in the order in which they were chosen."""
-        count = len(tokens)
+        count, self._falling = len(tokens), None
         self._tokens += tokens
         self._parents += [row - 1 if row else None] * count
         self._kinds += kinds[:count] if kinds else [None] * count
@@ -137,32 +149,34 @@ class Plant:
         if len(self._tokens) - self._given <= most:
             return
         assert not self._drawn, "what was drawn is never dropped"
-        given, values = self._given, self.values[1:]
-        best = sorted(range(given, len(values)), key=values.__getitem__, reverse=True)  # stable
-        kept = sorted(best[:most])
-        still = bisect_left(range(len(kept)), True, key=lambda index: kept[index] > given + index)
-        start, moved = given + still, kept[still:]  # nodes before `start` stay as they are
-        place: dict[int | None, int] = dict(zip(moved, range(start, start + len(moved))))
-        self._newest = (
-            start + bisect_left(moved, self._newest - 1) + 1 if self._newest > start else self._newest
-        )
-        self._parents[start:] = [
-            place.get(parent, parent) for parent in map(self._parents.__getitem__, moved)
-        ]
-        self._tokens[start:] = map(self._tokens.__getitem__, moved)
-        self._kinds[start:] = map(self._kinds.__getitem__, moved)
-        self.depths[start + 1 :] = [self.depths[node + 1] for node in moved]
-        self.values[start + 1 :] = map(values.__getitem__, moved)
+        self._falling = None
+        start, newest = self._given + 1, self._newest  # rows before `start` stay as they are
+        values, parents = self.values, self._parents
+        kept = sorted(
+            sorted(range(start, len(values)), key=values.__getitem__, reverse=True)[:most]
+        )  # stable
+        while kept and kept[0] == start:
+            start += 1
+            del kept[0]
+        self._newest = start + bisect_left(kept, newest) if newest > start else newest
+        place: dict[int | None, int] = dict(zip([row - 1 for row in kept], range(start - 1, len(values))))
+        parents[start - 1 :] = [place.get(parents[row - 1], parents[row - 1]) for row in kept]
+        self._tokens[start - 1 :] = [self._tokens[row - 1] for row in kept]
+        self._kinds[start - 1 :] = [self._kinds[row - 1] for row in kept]
+        self.depths[start:] = [self.depths[row] for row in kept]
+        self.values[start:] = [values[row] for row in kept]
 
     def tree(self) -> TokenTree:
         """The tokens as they stand."""
+        if len(self._tokens) == self._given:
+            return self._draft.nodes
         return TokenTree(tuple(self._tokens), tuple(self._parents))
 
     def draft(self) -> Draft:
         """The draft as it stands; the given one where nothing was added."""
-        nodes = self.tree()
-        if nodes == self._draft.nodes:
+        if len(self._tokens) == self._given:
             return self._draft
+        nodes = self.tree()
         grown = [
             (Group(self._drawn.get(row, POINT_MASS), below),) if below else ()
             for row, below in enumerate(nodes.children[self._given :], start=self._given)

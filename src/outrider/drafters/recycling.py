@@ -121,7 +121,7 @@ class _Memory:
         self._read = 0  # tokens of the text whose bigrams are in
         self._pending: int | None = None
         self._asked = False  # for a draft of the round to come
-        self._given = GivenChains()
+        self._given, self._below = GivenChains(), 0  # chains of others, and how long the last one was
 
     def read(self, tokens: TokenView) -> None:
         """Takes in the bigrams of what became certain unseen, such as a prompt; the most recent counts most."""
@@ -140,7 +140,7 @@ class _Memory:
         """Hangs the likeliest nodes below the builder's start, which holds `token`, as many as are worth their rows."""
         root = builder.start
         assert root is not None
-        length = builder.depth(root)
+        length = self._below = builder.depth(root)
         above = self._given.chance(length)
         plan = self._likeliest(token, above, topk, builder.room, builder.levels)
         chances = [node.chance for node in plan]
@@ -180,7 +180,8 @@ class _Memory:
         if self._pending is None or not result.emitted:
             return
         pending, self._pending = self._pending, result.emitted[-1]
-        self._given.observe(result)
+        self._given.observe(result, self._below)
+        self._below = 0
         if self._asked or len(result.draft):
             self._count_kinds(pending, result.emitted)
             self._learn(pending, result)

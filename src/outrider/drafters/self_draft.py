@@ -81,7 +81,14 @@ class SelfDrafter:
     def propose(
         self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft]
     ) -> list[Draft]:
-        return self._growth.grow(contexts, budgets, drafts, self._rows)
+        grown = list(drafts)
+        asked = [i for i in range(len(grown)) if self._growth.asks(contexts[i], drafts[i])]
+        answers = self._growth.grow(
+            [contexts[i] for i in asked], [budgets[i] for i in asked], [drafts[i] for i in asked], self._rows
+        )
+        for i, draft in zip(asked, answers):
+            grown[i] = draft
+        return grown
 
     def observe(self, results: Sequence[RoundResult]) -> None:
         """Counts which guesses were kept; the text is read when a draft is asked for."""
@@ -107,6 +114,7 @@ class SelfDrafter:
         return parts if self._vocabulary is None else [self._vocabulary.rows(part) for part in parts]
 
 
-def layer_bytes(target: LayeredTarget, count: int) -> int:
-    """Weights of so many of the target's layers, its token matrices shared out among them; 0 where it tells none."""
-    return bytes_of(target) * count // target.num_layers
+def layer_bytes(target: LayeredTarget, count: int) -> int | None:
+    """Weights of so many of the target's layers, its token matrices shared out among them; None where it tells none."""
+    whole = bytes_of(target)
+    return None if whole is None else whole * count // target.num_layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,9 @@ from outrider.drafters.growth import SampleMethod
 from outrider.errors import ConfigError
 from outrider.models.borrowed_load import MappedModel
 from outrider.models.heads import Head
-from outrider.models.row_costs import FREE, DraftCosts, RowCosts, expected_costs, forward_cost
+from outrider.models.row_costs import FREE, DraftCosts, RowCosts, draft_costs, expected_costs
+
+_LOG = logging.getLogger(__name__)
 
 
 def tapped(target: TargetModel) -> TappedTarget:
@@ -48,11 +51,13 @@ class DrafterSetup:
         """What rows cost, for drafts that are cut to what is worth it; nothing where `cut_drafts` is false."""
         return FREE.rows if self.config.cut_drafts is False else expected_costs(self.target)
 
-    def costs(self, weight_bytes: int) -> DraftCosts:
+    def costs(self, weight_bytes: int | None) -> DraftCosts:
         """What drafts of a model cost that reads so many bytes of weights in a forward; see `row_costs`."""
         if self.config.cut_drafts is False:
             return FREE
-        return DraftCosts(self.row_costs, forward_cost(self.target, weight_bytes))
+        if weight_bytes is None:
+            _LOG.info("the draft's size is not known: a forward of it counts as a tenth of the target's pass")
+        return draft_costs(self.target, weight_bytes)
 
     def children(self, method: str) -> int:
         """Children per node: one where the target takes no trees."""

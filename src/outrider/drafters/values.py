@@ -39,12 +39,22 @@ class NodeValues:
             logs.update((kind, math.log(self.chance(kind))) for kind in kinds if kind not in logs)
             return [logs[kind] for kind in kinds]
 
-    def observe(self, result: RoundResult, kinds: Mapping[int, Hashable]) -> None:
-        """Counts what a round showed. `kinds` names nodes of `result.draft`; others are not counted."""
-        for row in self._reached_rows(result):
-            for node in result.draft.nodes.children[row]:
-                if node in kinds:
-                    self.count(kinds[node], kept=node in result.accepted)
+    def observe(
+        self, result: RoundResult, kinds: Mapping[int, Hashable], goes_on: Hashable | None = None
+    ) -> None:
+        """Counts what a round showed. `kinds` names nodes of `result.draft`; others are not counted.
+
+        `goes_on`: the kind of rows below which such nodes stood, kept where one of those was.
+        """
+        if not kinds:
+            return
+        accepted, children = result.accepted, result.draft.nodes.children
+        for row in (0, *(node + 1 for node in accepted)):  # those that the target decided below
+            found = [node for node in children[row] if node in kinds]
+            for node in found:
+                self.count(kinds[node], kept=node in accepted)
+            if found and goes_on is not None:
+                self.count(goes_on, kept=any(node in accepted for node in found))
 
     def count(self, kind: Hashable, *, kept: bool) -> None:
         """Counts one node whose parent was kept, or what it would have been."""
@@ -52,11 +62,6 @@ class NodeValues:
         self._reached[kind] = self._reached.get(kind, 0.0) + 1.0
         if kept:
             self._kept[kind] = self._kept.get(kind, 0.0) + 1.0
-
-    @staticmethod
-    def _reached_rows(result: RoundResult) -> Sequence[int]:
-        """Rows that the target decided below: the pending token and every kept node."""
-        return [0, *(node + 1 for node in result.accepted)]
 
 
 class GivenChains:
@@ -70,15 +75,12 @@ class GivenChains:
 
     def __init__(self) -> None:
         self._values = NodeValues({length: self._PRIOR**length for length in range(1, self._LONGEST + 1)})
-        self._length = 0
 
     def chance(self, length: int) -> float:
         """The chance that a chain of this length, given for the round to come, is kept whole; 1 for none."""
-        self._length = length
         return self._values.chance(min(length, self._LONGEST)) if length else 1.0
 
-    def observe(self, result: RoundResult) -> None:
-        """Counts what became of the chain last asked about."""
-        if self._length:
-            self._values.count(min(self._length, self._LONGEST), kept=self._length - 1 in result.accepted)
-        self._length = 0
+    def observe(self, result: RoundResult, length: int) -> None:
+        """Counts what became of a chain of this length, none for 0."""
+        if length:
+            self._values.count(min(length, self._LONGEST), kept=length - 1 in result.accepted)

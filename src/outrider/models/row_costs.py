@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from outrider.core.protocols import TargetModel
 from outrider.models.native import NativeDecoder
@@ -26,6 +27,11 @@ class RowCosts:
         step = (self.relative[-1] - self.relative[0]) / (len(self.relative) - 1)
         return self.relative[-1] + step * (rows - len(self.relative))
 
+    @cached_property
+    def free(self) -> bool:
+        """Whether no row costs more than the first."""
+        return self.relative[0] == max(self.relative) == self.relative[-1]
+
     @staticmethod
     def linear(per_row: float) -> RowCosts:
         """Every further row costs the same share of a pass."""
@@ -40,6 +46,8 @@ class RowCosts:
         `promised` tokens and `rows` are there before, and passes that drafting cost are `sunk`. Of equal numbers the
         largest.
         """
+        if self.free:
+            return len(chances)
         best, most = 0, promised / (self.of(rows) + sunk)
         for count, chance in enumerate(chances, start=1):
             promised += chance
@@ -51,14 +59,26 @@ class RowCosts:
 
 @dataclass(frozen=True)
 class DraftCosts:
-    """What a draft of a model costs, in passes of the target over one row: rows to score, and forwards of its own."""
+    """What a draft of a model costs, in passes of the target over one row: rows to score, forwards of its own, and what
+    comes once a round, however short the draft."""
 
     rows: RowCosts
     level: float  # a forward of the draft model
+    asking: float = 0.0
 
     def of(self, rows: int, levels: int) -> float:
-        """The cost of a round that scores `rows` rows after `levels` forwards."""
+        """The cost of a round that scores `rows` rows after `levels` forwards, besides `asking`."""
         return self.rows.of(rows) + self.level * levels
+
+    def price(self, rows: int, levels: int, *, promised: float = 1.0, given: int = 1) -> float:
+        """Tokens that a round would make of what its draft costs: of `promised` tokens for a pass over `given` rows."""
+        rest = self.rows.of(given)
+        return (self.asking + self.of(rows, levels) - rest) * promised / rest
+
+    @cached_property
+    def free(self) -> bool:
+        """Whether drafts cost nothing."""
+        return self.level == 0.0 and self.asking == 0.0 and self.rows.free
 
 
 FREE = DraftCosts(RowCosts.linear(0.0), 0.0)
@@ -83,25 +103,30 @@ _NATIVE = {
 _OTHERS = RowCosts.linear(0.04)
 
 _LAUNCH = 0.03  # of a forward beside its weights: what it costs in Python and between threads
+_ROUND = 0.12  # of a round with a draft, beside that: what certain tokens and the draft itself cost there
 _CACHED = 16 << 20  # bytes that stay in a processor's cache from the last forward,
 _CACHED_SHARE = 0.4  # and what reading them costs beside others
+_UNKNOWN_SHARE = 0.1
 
 
-def bytes_of(model: TargetModel) -> int:
-    """Bytes of weights that a pass of a model reads; 0 where it does not tell."""
-    found: int = getattr(model, "weight_bytes", 0)
+def bytes_of(model: TargetModel) -> int | None:
+    """Bytes of weights that a pass of a model reads; None where it does not tell."""
+    found: int | None = getattr(model, "weight_bytes", None)
     return found
 
 
-def forward_cost(target: TargetModel, weight_bytes: int) -> float:
-    """What a further forward of a draft model is taken to cost in passes of the target: reading weights bounds both.
+def draft_costs(target: TargetModel, weight_bytes: int | None) -> DraftCosts:
+    """What drafts are taken to cost of a model that reads so many bytes of weights in a forward.
 
-    `weight_bytes`: those that it reads. Where they are 0, not known, or the target does not tell its own, they are
-    taken for a tenth of the target's.
+    Reading them bounds both models. The first forward of a round finds them out of the cache. Where either number is
+    not known, a forward is taken for a tenth of the target's pass.
     """
     whole = bytes_of(target)
-    share = weight_bytes / whole if weight_bytes and whole else 0.1
-    return _LAUNCH + share * (_CACHED_SHARE if weight_bytes <= _CACHED else 1.0)
+    share, cached = _UNKNOWN_SHARE, _UNKNOWN_SHARE
+    if weight_bytes is not None and whole:
+        share = weight_bytes / whole
+        cached = share * (_CACHED_SHARE if weight_bytes <= _CACHED else 1.0)
+    return DraftCosts(expected_costs(target), _LAUNCH + cached, _ROUND + share - cached)
 
 
 def expected_costs(target: TargetModel) -> RowCosts:
