@@ -28,7 +28,7 @@ from methods_report import PLAIN, Answer, report
 from peer_report import machine
 
 from outrider import LLM, SamplingParams
-from outrider.core.records import Completion
+from outrider.core.completion import Completion
 from outrider.models.cost import rates_of
 
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")

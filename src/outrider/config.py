@@ -156,6 +156,11 @@ class SpeculativeConfig:
         return None if others or "self_draft" not in self.methods else self.model
 
     @property
+    def names_head(self) -> bool:
+        """Whether `model` is a head: a method's own, or an exit head."""
+        return self.exit_head is not None or any(name in HEAD_METHODS for name in self.methods)
+
+    @property
     def depth(self) -> int:
         """K: how many tokens deep a draft may go."""
         if self.methods == ("none",):

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.config import HEAD_METHODS
 from outrider.core.protocols import TargetModel
 from outrider.core.records import Budget
 from outrider.core.sampling import SamplingParams
@@ -132,8 +131,7 @@ def draft_checkup(llm: LLM, prompts: PromptSet) -> DraftCheckup | None:
         return None
     tokens = 2 * tuple(_prompt_ids(llm.tokenizer, prompts.messages[0]))
     cost = draft_cost(llm.target, llm.drafter, Budget(config.depth, config.nodes), tokens)
-    has_head = config.exit_head is not None or any(name in HEAD_METHODS for name in config.methods)
-    head = llm.check_head(load_head(config)) if has_head else None
+    head = llm.check_head(load_head(config)) if config.names_head else None
     model = config.model if isinstance(config.model, str) else None
     return DraftCheckup(config.methods, model, cost, head)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outrider.core.records import Completion
+    from outrider.core.completion import Completion
 
 
 class OutriderError(Exception):

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from outrider.core.records import Completion
+from outrider.core.completion import Completion
 from outrider.core.sequence import Piece, Sequence
 from outrider.engine.engine import Engine
 from outrider.errors import ScoreError

@@ -7,18 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from outrider.core.completion import SpeculationStats
 from outrider.core.law import PointMass
 from outrider.core.protocols import Chunk, TargetModel
-from outrider.core.records import (
-    EMPTY_DRAFT,
-    Budget,
-    Context,
-    Draft,
-    Guarantee,
-    Request,
-    RoundResult,
-    SpeculationStats,
-)
+from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Guarantee, Request, RoundResult
 from outrider.core.rules import RuleBook
 from outrider.core.sampling import SamplingParams
 from outrider.drafters.eagle import EagleDrafter

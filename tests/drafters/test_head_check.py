@@ -29,8 +29,8 @@ from outrider.models.head_cache import CachedHead, Entries, Guesses
 from outrider.models.heads import EagleConfig, ExitConfig, Head, MedusaConfig
 from outrider.models.medusa_head import MedusaHeads, untrained_head
 from outrider.testing.toy import ToyTarget
-from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config, initial_head
-from outrider.train.teacher import Numbers, Teacher
+from outrider.train.eagle3 import Eagle3Recipe, eagle3_config, initial_head
+from outrider.train.teacher import Lesson, Numbers, Teacher
 from outrider.train.texts import Text, batch_of
 
 HIDDEN, LAYERS, VOCAB = 32, 6, 7
@@ -101,7 +101,10 @@ def trained(target: RuledTarget, rule: Rule, steps: int) -> Head:
     config = replace(eagle3_config(target.arch, (1, 3, 5), VOCAB), fc_norm=False)
     weights = target.token_weights()
     recipe = Eagle3Recipe(
-        initial_head(config, weights, None, seed=0), Teacher(weights, LAYERS), Unrolling(3), numbers=Numbers()
+        initial_head(config, weights, None, seed=0),
+        Teacher(weights, LAYERS),
+        Lesson(steps=3),
+        numbers=Numbers(),
     )
     texts = spoken(rule)
     features = features_of(target, texts, recipe.taps)

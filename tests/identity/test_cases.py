@@ -16,8 +16,8 @@ import torch
 from spoken import END, OTHER_END, PROMPT, VOCAB, byte_tokenizer, ids_of, plain, speaker
 
 from outrider import LLM, Completion, SamplingParams
+from outrider.core.completion import SpeculationStats
 from outrider.core.noise import choice_seed
-from outrider.core.records import SpeculationStats
 from outrider.errors import ConfigError, GenerationError, ParameterError
 from outrider.testing.toy import ToyTarget
 

@@ -8,10 +8,10 @@ from functools import cache, cached_property
 
 import numpy as np
 
+from outrider.core.completion import SpeculationStats as Stats
 from outrider.core.noise import uniform
 from outrider.core.protocols import Drafter
 from outrider.core.records import Budget, Guarantee, Request
-from outrider.core.records import SpeculationStats as Stats
 from outrider.core.rules import RuleBook
 from outrider.core.sampling import SamplingParams
 from outrider.core.sequence import Sequence as Running

@@ -24,10 +24,9 @@ from outrider.models.load import load, load_arch, load_state, resolve
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.text import load_tokenizer
 from outrider.train.draft_model import DraftModelRecipe
-from outrider.train.losses import LOSSES
 from outrider.train.student import initialised
 from outrider.train.student_files import StudentFiles
-from outrider.train.teacher import Teacher
+from outrider.train.teacher import Lesson, Teacher
 from outrider.train.texts import Batch, Text, batch_of
 
 MAP = torch.arange(3, VOCAB, 2)
@@ -48,7 +47,7 @@ def recipe_of(
     student = initialised(arch, load_state(source), layers)
     files = StudentFiles(source, weights, token_map)
     teacher = Teacher(weights, arch.layers)
-    return DraftModelRecipe(student, teacher, files, loss=LOSSES[loss], steps=STEPS)
+    return DraftModelRecipe(student, teacher, files, Lesson(loss, STEPS))
 
 
 def spoken_texts(target: TorchDecoder, count: int = 3, length: int = 20) -> Batch:

@@ -26,12 +26,12 @@ from outrider.models.arch import Arch, RopeScaling
 from outrider.models.eagle_head import EagleHead
 from outrider.models.head_cache import CachedHead, Entries, Guesses
 from outrider.models.heads import EagleConfig, read_head
-from outrider.train.eagle3 import Eagle3Recipe, Unrolling, eagle3_config, initial_head
-from outrider.train.teacher import Numbers, Teacher
+from outrider.train.eagle3 import Eagle3Recipe, eagle3_config, initial_head
+from outrider.train.teacher import Lesson, Numbers, Teacher
 from outrider.train.texts import Batch, Text
 
 STEPS = 3
-THREE = Unrolling(STEPS)
+THREE = Lesson(steps=STEPS)
 TARGET = Arch("llama", LAYERS, HIDDEN, 24, 4, 2, 4, VOCAB, 1e-5, 10000.0, RopeScaling(),
               False, False, False, False, True, 64)  # fmt: skip
 MODERN = eagle3_config(TARGET, (1, 2, 3), len(MAP))
@@ -43,11 +43,11 @@ by_config = pytest.mark.parametrize(
 )  # fmt: skip
 
 
-def recipe_of(config: EagleConfig = MODERN, unrolling: Unrolling = THREE,
+def recipe_of(config: EagleConfig = MODERN, lesson: Lesson = THREE,
               dtype: torch.dtype = torch.float64) -> Eagle3Recipe:  # fmt: skip
     token_map = MAP if config.draft_vocab < VOCAB else None
     head = initial_head(config, WEIGHTS, token_map, seed=0)
-    return Eagle3Recipe(head, Teacher(WEIGHTS, LAYERS), unrolling, numbers=Numbers(dtype))
+    return Eagle3Recipe(head, Teacher(WEIGHTS, LAYERS), lesson, numbers=Numbers(dtype))
 
 
 def shaken(recipe: Eagle3Recipe) -> Eagle3Recipe:
@@ -148,7 +148,7 @@ def test_every_tensor_of_the_head_learns_and_none_of_the_target_s(config: EagleC
 
 @pytest.mark.parametrize("loss", ["kl_div", "ce", "tv"])  # the weights of lk_hybrid pass no gradient
 def test_gradients_are_those_of_the_loss(loss: str) -> None:
-    recipe = shaken(recipe_of(unrolling=Unrolling(STEPS, loss)))
+    recipe = shaken(recipe_of(lesson=Lesson(loss, STEPS)))
     batch = some_batch(recipe)
     recipe.judge(batch).loss.backward()
     for name, parameter in recipe.module.named_parameters():
@@ -175,7 +175,7 @@ def test_a_pattern_is_learnt_and_drafted_from_the_files(tmp_path: Path) -> None:
 
 def test_chains_stop_at_random_in_training_alone() -> None:
     """Those that go on say what they would have said among all others."""
-    recipe = shaken(recipe_of(unrolling=Unrolling(STEPS, retention=0.5)))
+    recipe = shaken(recipe_of(lesson=Lesson(steps=STEPS, retention=0.5)))
     batch, full = some_batch(recipe), shaken(recipe_of())
     whole = full.unroll(batch)
     torch.manual_seed(1)
@@ -194,7 +194,7 @@ def test_chains_stop_at_random_in_training_alone() -> None:
 
 
 def test_steps_beyond_the_end_of_every_answer_are_of_nothing() -> None:
-    recipe = recipe_of(unrolling=Unrolling(5))
+    recipe = recipe_of(lesson=Lesson(steps=5))
     texts = [Text((3, 1, 4), (1, 5), 0.0, "made"), Text((9, 2), (6,), 0.0, "made")]
     found = recipe.judge(with_random_features(len(recipe.taps), texts))
     assert found.counts.tolist() == [3, 1, 0, 0, 0]
@@ -252,8 +252,8 @@ def test_unknown_forms_and_settings_are_refused(tmp_path: Path) -> None:
     ):
         recipe_of().write(tmp_path / "head", "eagel3")
     with pytest.raises(ConfigError, match="loss must be one of"):
-        recipe_of(unrolling=Unrolling(loss="kl"))
-    with pytest.raises(ConfigError, match="ttt_steps must be at least 1, not 0"):
-        Unrolling(0)
+        recipe_of(lesson=Lesson("kl"))
+    with pytest.raises(ConfigError, match="steps must be at least 1, not 0"):
+        Lesson(steps=0)
     with pytest.raises(ConfigError, match="retention must be above 0 and at most 1, not 2"):
-        Unrolling(retention=2)
+        Lesson(retention=2)

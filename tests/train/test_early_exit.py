@@ -26,10 +26,9 @@ from outrider.models.exit_head import untrained_exit
 from outrider.models.heads import ExitConfig
 from outrider.models.load import resolve
 from outrider.train.early_exit import EarlyExitRecipe
-from outrider.train.losses import LOSSES
 from outrider.train.recipes import TrainTarget, recipe_for
 from outrider.train.settings import DraftShape, TrainSettings
-from outrider.train.teacher import Numbers, Teacher
+from outrider.train.teacher import Lesson, Numbers, Teacher
 
 STEPS = 3
 CONFIG = ExitConfig(2, HIDDEN, 24, VOCAB, len(MAP))
@@ -37,9 +36,7 @@ CONFIG = ExitConfig(2, HIDDEN, 24, VOCAB, len(MAP))
 
 def recipe_of(dtype: torch.dtype = torch.float64) -> EarlyExitRecipe:
     head = untrained_exit(CONFIG, WEIGHTS, MAP, seed=1)
-    return EarlyExitRecipe(
-        head, Teacher(WEIGHTS, LAYERS), loss=LOSSES["kl_div"], steps=STEPS, numbers=Numbers(dtype)
-    )
+    return EarlyExitRecipe(head, Teacher(WEIGHTS, LAYERS), Lesson(steps=STEPS), numbers=Numbers(dtype))
 
 
 def shaken(recipe: EarlyExitRecipe) -> EarlyExitRecipe:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tiny_target import ARCH, save_target
 
 from outrider import LLM, SamplingParams
-from outrider.core.records import SpeculationStats
+from outrider.core.completion import SpeculationStats
 from outrider.errors import ConfigError
 from outrider.models.eagle_shapes import fresh_head
 from outrider.models.head_formats.write import write_head

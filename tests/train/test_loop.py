@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny_recipe import TinyRecipe, TinyTexts, random_texts, tiny_data
 
-from outrider.core.records import SpeculationStats
+from outrider.core.completion import SpeculationStats
 from outrider.errors import ConfigError, TrainingError
 from outrider.train.checkpoint import FILE
 from outrider.train.curve import Curve, Evaluation, TrainPoint

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.core.completion import SpeculationStats
 from outrider.core.noise import uniform
-from outrider.core.records import Budget, Context, Draft, Guarantee, Request, RoundResult, SpeculationStats
+from outrider.core.records import Budget, Context, Draft, Guarantee, Request, RoundResult
 from outrider.core.rules import RuleBook
 from outrider.core.sampling import SamplingParams
 from outrider.engine.controller import FixedController

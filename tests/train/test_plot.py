@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.core.records import SpeculationStats
+from outrider.core.completion import SpeculationStats
 from outrider.train.chart import Series, chart, ticks
 from outrider.train.curve import Curve, Evaluation, TrainPoint
 from outrider.train.plot import plot, write_plot

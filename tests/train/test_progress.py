@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from outrider.core.records import SpeculationStats
+from outrider.core.completion import SpeculationStats
 from outrider.train.curve import Curve, Evaluation, TrainPoint
 from outrider.train.progress import TrainingProgress, duration
 

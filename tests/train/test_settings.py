@@ -48,6 +48,7 @@ def test_what_is_no_time_is_named(text: str) -> None:
         ({"method": "eagle3", "target_layer_ids": (1, 2, 1)}, "target_layer_ids must be distinct, not [1, 2, 1]"),
         ({"method": "eagle3", "target_layer_ids": (-1, 2)}, "target_layer_ids must name layers from 0, not [-1, 2]"),
         ({"method": "draft_model", "layers": ()}, "layers must name layers from 0, not []"),
+        ({"method": "draft_model", "lm_head": "own"}, "lm_head is a setting of eagle3 and medusa, not of draft_model"),
         ({"method": "eagle3", "lm_head": "mine"}, "lm_head must be one of own, target"),
     ],
 )  # fmt: skip

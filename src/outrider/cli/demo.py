@@ -16,7 +16,7 @@ from outrider.cli.report import Totals, items, placement, print_json
 from outrider.config import SpeculativeConfig, implied_method
 
 if TYPE_CHECKING:
-    from outrider.core.records import Completion
+    from outrider.core.completion import Completion
     from outrider.core.sampling import SamplingParams
     from outrider.llm import LLM
 

@@ -12,7 +12,7 @@ from outrider.cli.progress import Progress
 from outrider.cli.report import Totals
 
 if TYPE_CHECKING:
-    from outrider.core.records import Completion
+    from outrider.core.completion import Completion
     from outrider.stream import Delta, TextStream
 
 _DRAFTED, _RESET = "\x1b[36m", "\x1b[0m"

@@ -23,7 +23,7 @@ from outrider.cli.report import completion_report, print_json
 from outrider.errors import ParameterError
 
 if TYPE_CHECKING:
-    from outrider.core.records import Completion
+    from outrider.core.completion import Completion
     from outrider.core.sampling import SamplingParams
     from outrider.intake import Prompt
     from outrider.llm import LLM

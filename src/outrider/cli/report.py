@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from outrider.core.completion import Completion, SpeculationStats, TokenLogprob
     from outrider.core.protocols import TargetModel
-    from outrider.core.records import Completion, SpeculationStats, TokenLogprob
     from outrider.llm import LLM
 
 
@@ -49,7 +49,7 @@ class Totals:
     @staticmethod
     def of(completion: Completion) -> Totals:
         """Choices are written in shared rounds, so the longest of them took the whole time."""
-        from outrider.core.records import SpeculationStats
+        from outrider.core.completion import SpeculationStats
 
         choices = completion.choices or (completion,)
         return Totals(

@@ -30,8 +30,9 @@ _SHAPE = (
                  help="eagle3: share of the chains of a step that are unrolled further; below 1 steps are cheaper."),
     click.option("--num-heads", type=int, metavar="N", help="medusa: heads."),
     click.option("--num-layers", type=int, metavar="N", help="medusa: residual blocks of a head."),
-    click.option("--lm-head", default="target", show_default=True, metavar="NAME",
-                 help="eagle3, medusa: speak through the target's rows, or through own ones that are trained."),
+    click.option("--lm-head", metavar="NAME",
+                 help="eagle3, medusa: speak through the target's rows (target, unless told otherwise), or through own "
+                      "ones that are trained (own)."),
     click.option("--layers", metavar="I,I", help="draft_model: the target's layers that the student is made of."),
     click.option("--early-exit", type=int, metavar="K",
                  help="draft_model: the target's first K layers stay as they are, a head behind them is trained."),

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from outrider.core.completion import TokenLogprob
 from outrider.core.largest import largest
-from outrider.core.records import TokenLogprob
 from outrider.core.target_law import Row, host_row
 from outrider.errors import ScoreError
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from outrider.core.completion import SpeculationStats, Timings, TokenLogprob
 from outrider.core.law import NodeLaw
 from outrider.core.logprobs import token_logprob
 from outrider.core.noise import RoundNoise
@@ -19,9 +20,6 @@ from outrider.core.records import (
     Request,
     RoundResult,
     Scores,
-    SpeculationStats,
-    Timings,
-    TokenLogprob,
     TokenView,
     Verdict,
 )

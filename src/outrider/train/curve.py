@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from outrider.core.records import SpeculationStats
+from outrider.core.completion import SpeculationStats
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from outrider.train.losses import Loss
+from outrider.train.losses import loss_named
 from outrider.train.own_rows import OwnRows
 from outrider.train.recipe import Judged
 from outrider.train.student import Student
 from outrider.train.student_files import StudentFiles
-from outrider.train.teacher import Teacher
+from outrider.train.teacher import Lesson, Teacher
 from outrider.train.texts import Batch
 from outrider.train.vocabulary import DraftLaw
 
@@ -24,15 +24,16 @@ class DraftModelRecipe:
     method = "draft_model"
 
     def __init__(
-        self, student: Student, teacher: Teacher, files: StudentFiles, *, loss: Loss, steps: int,
+        self, student: Student, teacher: Teacher, files: StudentFiles, lesson: Lesson, *,
         device: torch.device | str = "cpu",
     ) -> None:  # fmt: skip
-        """`files` say how the student is written, and what it speaks; `steps`: how far ahead it is judged."""
+        """`files` say how the student is written, and what it speaks. Raises `ConfigError` on an unknown loss."""
         self.module: nn.Module = student.to(device)
-        self.taps, self.steps = (teacher.num_layers,), steps
+        self.taps, self.steps = (teacher.num_layers,), lesson.steps
         self._student, self._files = student, files
         self._embedding = teacher.weights.embedding.to(device, torch.float32)  # [vocab, hidden]
-        self._rows = OwnRows(DraftLaw(teacher.weights, files.token_map, device=device), loss, steps)
+        law = DraftLaw(teacher.weights, files.token_map, device=device)
+        self._rows = OwnRows(law, loss_named(lesson.loss), lesson.steps)
 
     def judge(self, batch: Batch) -> Judged:
         """See `Recipe.judge`."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from outrider.core.records import TokenWeights
-from outrider.errors import ConfigError
 from outrider.models.arch import Arch
 from outrider.models.eagle_head import EagleHead
 from outrider.models.eagle_shapes import fresh_head
@@ -22,33 +21,13 @@ from outrider.train.guesses import Measure, Step, about_answers, judged
 from outrider.train.losses import loss_named
 from outrider.train.output import Output
 from outrider.train.recipe import Judged
-from outrider.train.teacher import Numbers, Teacher
+from outrider.train.teacher import Lesson, Numbers, Teacher
 from outrider.train.texts import Batch
 from outrider.train.vocabulary import DraftLaw
 
 # What a layer adds comes from these.
 _ADDS = ("layers.0.self_attn.o_proj.weight", "layers.0.mlp.down_proj.weight")
 _FUSING_NOISE = 0.1
-
-
-@dataclass(frozen=True)
-class Unrolling:
-    """How far a head is trained on its own states, and by what. Raises `ConfigError` naming a value out of range.
-
-    Chains that stop at random make steps cheaper where they weigh less (conditional drop, PARD 2504.18583).
-    """
-
-    ttt_steps: int = 5
-    loss: str = "kl_div"
-    decay: float = 0.8  # what a step's loss weighs against that of the step before
-    retention: float = 1.0  # share of a step's chains that are unrolled further while the head is trained
-
-    def __post_init__(self) -> None:
-        if self.ttt_steps < 1:
-            raise ConfigError(f"ttt_steps must be at least 1, not {self.ttt_steps}")
-        for name in ("decay", "retention"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
 
 
 def eagle3_config(target: Arch, taps: tuple[int, ...], draft_vocab: int) -> EagleConfig:
@@ -93,7 +72,7 @@ class Eagle3Recipe:
 
     method = "eagle3"
 
-    def __init__(self, head: Head, teacher: Teacher, unrolling: Unrolling, *,
+    def __init__(self, head: Head, teacher: Teacher, lesson: Lesson, *,
                  numbers: Numbers, output: Output = Output.OWN) -> None:  # fmt: skip
         """`head`: what training starts from, `initial_head` or a trained one. Raises `ConfigError` on an unknown loss,
         and `ModelLoadError` where `head` does not fit the target."""
@@ -104,11 +83,11 @@ class Eagle3Recipe:
         if output is Output.TARGET:
             self.head.lm_head.requires_grad_(False)
         self.taps = tuple(dict.fromkeys((*self.head.taps, num_layers)))
-        self.steps = unrolling.ttt_steps
+        self.steps = lesson.steps
         self._last = self.taps.index(num_layers)
         law = DraftLaw(weights, head.token_map, dtype=dtype, device=device)
-        self._retention = unrolling.retention
-        self._measure = Measure(law, loss_named(unrolling.loss), unrolling.decay)
+        self._retention = lesson.retention
+        self._measure = Measure(law, loss_named(lesson.loss), lesson.decay)
         self._target = teacher.name
 
     @property

@@ -12,10 +12,10 @@ from outrider.models.exit_head import ExitHead
 from outrider.models.head_formats.write import write_head
 from outrider.models.heads import ExitConfig, Head
 from outrider.train.forms import check_form
-from outrider.train.losses import Loss
+from outrider.train.losses import loss_named
 from outrider.train.own_rows import OwnRows
 from outrider.train.recipe import Judged
-from outrider.train.teacher import Numbers, Teacher
+from outrider.train.teacher import Lesson, Numbers, Teacher
 from outrider.train.texts import Batch
 from outrider.train.vocabulary import DraftLaw
 
@@ -25,15 +25,16 @@ class EarlyExitRecipe:
 
     method = "self_draft"
 
-    def __init__(self, head: Head, teacher: Teacher, *, loss: Loss, steps: int, numbers: Numbers) -> None:
-        """`head`: what training starts from, `untrained_exit`; `steps`: how far ahead it is judged. Raises
+    def __init__(self, head: Head, teacher: Teacher, lesson: Lesson, *, numbers: Numbers) -> None:
+        """`head`: what training starts from, `untrained_exit`. Raises `ConfigError` on an unknown loss, and
         `ModelLoadError` where `head` does not fit the target."""
         weights, dtype, device = teacher.weights, numbers.dtype, numbers.device
         assert isinstance(head.config, ExitConfig), "an exit head"
         self._start, self._target = head, teacher.name
         self.head = ExitHead(head, weights, dtype=dtype, device=device)
-        self.taps, self.steps = (head.config.exit_layer, teacher.num_layers), steps
-        self._rows = OwnRows(DraftLaw(weights, head.token_map, dtype=dtype, device=device), loss, steps)
+        self.taps, self.steps = (head.config.exit_layer, teacher.num_layers), lesson.steps
+        law = DraftLaw(weights, head.token_map, dtype=dtype, device=device)
+        self._rows = OwnRows(law, loss_named(lesson.loss), lesson.steps)
 
     @property
     def module(self) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from outrider.core.records import SpeculationStats
+from outrider.core.completion import SpeculationStats
 from outrider.train.curve import Evaluation
 from outrider.train.distributed import ALONE, World
 from outrider.train.order import packed

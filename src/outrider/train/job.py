@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from outrider.core.completion import SpeculationStats
 from outrider.core.protocols import TappedTarget
-from outrider.core.records import SpeculationStats
 from outrider.drafters.setup import tapped
 from outrider.errors import ConfigError
 from outrider.llm import LLM

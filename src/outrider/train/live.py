@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.core.records import Completion, SpeculationStats
+from outrider.core.completion import Completion, SpeculationStats
 from outrider.core.sampling import SamplingParams
 from outrider.llm import LLM
 from outrider.train.playback import cumulative_acceptance

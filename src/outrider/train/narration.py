@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from outrider.core.records import SpeculationStats
+from outrider.core.completion import SpeculationStats
 from outrider.train.curve import Curve, Evaluation, TrainPoint
 from outrider.train.estimate import Estimate
 from outrider.train.live import Live

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.core.records import SpeculationStats
+from outrider.core.completion import SpeculationStats
 
 
 def play_back(

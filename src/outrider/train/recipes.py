@@ -14,11 +14,9 @@ from outrider.models.head_fit import check_head
 from outrider.models.load import ModelSource, load_state
 from outrider.models.medusa_head import untrained_head
 from outrider.train.draft_model import DraftModelRecipe
-from outrider.train.eagle3 import Eagle3Recipe, Unrolling, initial_head
+from outrider.train.eagle3 import Eagle3Recipe, initial_head
 from outrider.train.early_exit import EarlyExitRecipe
-from outrider.train.losses import loss_named
 from outrider.train.medusa import MedusaRecipe
-from outrider.train.output import Output
 from outrider.train.recipe import Recipe
 from outrider.train.settings import DraftShape, TrainSettings
 from outrider.train.shapes import (
@@ -95,9 +93,8 @@ def _eagle3(setup: RecipeSetup, start: Start | None) -> Recipe:
         )
     else:
         head = start.head
-    unrolling = Unrolling(shape.ttt_steps or TTT_STEPS, shape.loss_fn, retention=shape.ttt_retention or 1.0)
     return Eagle3Recipe(
-        head, target.teacher, unrolling, output=Output(shape.lm_head), numbers=Numbers(device=setup.device)
+        head, target.teacher, _lesson(shape), output=shape.output, numbers=Numbers(device=setup.device)
     )
 
 
@@ -108,7 +105,7 @@ def _medusa(setup: RecipeSetup, start: Start | None) -> Recipe:
     else:
         head = start.head
     return MedusaRecipe(
-        head, target.teacher, Lesson(shape.loss_fn), output=Output(shape.lm_head),
+        head, target.teacher, _lesson(shape), output=shape.output,
         numbers=Numbers(device=setup.device),
     )  # fmt: skip
 
@@ -117,20 +114,18 @@ def _draft_model(setup: RecipeSetup) -> Recipe:
     shape, target = setup.shape, setup.target
     student = initialised(target.arch, load_state(target.source), student_layers(shape, target.arch))
     files = StudentFiles(target.source, target.weights, setup.token_map)
-    return DraftModelRecipe(
-        student, target.teacher, files, loss=loss_named(shape.loss_fn), steps=shape.ttt_steps or TTT_STEPS,
-        device=setup.device,
-    )  # fmt: skip
+    return DraftModelRecipe(student, target.teacher, files, _lesson(shape), device=setup.device)
 
 
 def _early_exit(setup: RecipeSetup) -> Recipe:
     shape, target = setup.shape, setup.target
     config = exit_shape(shape, target.arch)
     head = untrained_exit(config, target.weights, setup.token_map, seed=setup.seed)
-    return EarlyExitRecipe(
-        head, target.teacher, loss=loss_named(shape.loss_fn), steps=shape.ttt_steps or TTT_STEPS,
-        numbers=Numbers(device=setup.device),
-    )  # fmt: skip
+    return EarlyExitRecipe(head, target.teacher, _lesson(shape), numbers=Numbers(device=setup.device))
+
+
+def _lesson(shape: DraftShape) -> Lesson:
+    return Lesson(shape.loss_fn, shape.ttt_steps or TTT_STEPS, retention=shape.ttt_retention or 1.0)
 
 
 _HEADS: Mapping[str, Callable[[RecipeSetup, Start | None], Recipe]] = {"eagle3": _eagle3, "medusa": _medusa}

@@ -33,7 +33,9 @@ class DraftShape:
     ttt_retention: float | None = None  # eagle3: share of the chains of a step that are unrolled further
     num_heads: int | None = None  # medusa
     num_layers: int | None = None  # medusa: residual blocks of a head
-    lm_head: str = "target"  # eagle3, medusa: speak through the target's rows, or through `own` ones
+    lm_head: str | None = (
+        None  # eagle3, medusa: speak through the `target`'s rows (so for None), or through `own` ones
+    )
     layers: tuple[int, ...] | None = None  # draft_model: the target's layers that the student is made of
     early_exit: int | None = None  # draft_model: its first layers, behind which an exit head is trained
 
@@ -45,15 +47,19 @@ class DraftShape:
         if self.loss_fn not in LOSS_NAMES:
             hint = nearest(self.loss_fn, LOSS_NAMES)
             raise ConfigError(f"loss_fn must be one of {', '.join(LOSS_NAMES)}, not {self.loss_fn!r}{hint}")
-        outputs = [one.value for one in Output]
-        if self.lm_head not in outputs:
-            raise ConfigError(f"lm_head must be one of {', '.join(outputs)}, not {self.lm_head!r}")
+        self._check_owners()
+        self._check_values()
+        self._check_layers()
+
+    def _check_owners(self) -> None:
+        """Of settings, that they belong to the method."""
         for name, owners in (
             ("target_layer_ids", ("eagle3",)),
             ("ttt_steps", ("eagle3", "draft_model")),
             ("ttt_retention", ("eagle3",)),
             ("num_heads", ("medusa",)),
             ("num_layers", ("medusa",)),
+            ("lm_head", ("eagle3", "medusa")),
             ("layers", ("draft_model",)),
             ("early_exit", ("draft_model",)),
         ):
@@ -61,6 +67,12 @@ class DraftShape:
                 raise ConfigError(
                     f"{name} is a setting of {' and '.join(owners)}, not of {self.method}: remove it"
                 )
+
+    def _check_values(self) -> None:
+        """Of single values, that they are in range."""
+        outputs = [one.value for one in Output]
+        if self.lm_head is not None and self.lm_head not in outputs:
+            raise ConfigError(f"lm_head must be one of {', '.join(outputs)}, not {self.lm_head!r}")
         for name, most in (("draft_vocab_size", 1 << 20), ("ttt_steps", 16), ("num_heads", 16),
                            ("num_layers", 16), ("early_exit", 1 << 10)):  # fmt: skip
             value = getattr(self, name)
@@ -68,6 +80,9 @@ class DraftShape:
                 raise ConfigError(f"{name} must be from 1 to {most}, not {value}")
         if self.ttt_retention is not None and not 0 < self.ttt_retention <= 1:
             raise ConfigError(f"ttt_retention must be above 0 and at most 1, not {self.ttt_retention}")
+
+    def _check_layers(self) -> None:
+        """Of lists of layers, that they name some, and not what another setting names."""
         for name in ("target_layer_ids", "layers"):
             value = getattr(self, name)
             if value is not None and (not value or min(value) < 0):
@@ -79,6 +94,11 @@ class DraftShape:
         taps = self.target_layer_ids or ()
         if len(set(taps)) < len(taps):
             raise ConfigError(f"target_layer_ids must be distinct, not {list(taps)}")
+
+    @property
+    def output(self) -> Output:
+        """Through what a head speaks."""
+        return Output.TARGET if self.lm_head is None else Output(self.lm_head)
 
     @property
     def drafts_by(self) -> str:

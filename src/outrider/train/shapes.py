@@ -153,7 +153,7 @@ def _map_size(config: EagleConfig | MedusaConfig | ExitConfig) -> int:
 
 
 def _is_lent(shape: DraftShape) -> bool:
-    return Output(shape.lm_head) is Output.TARGET
+    return shape.output is Output.TARGET
 
 
 def _taps(shape: DraftShape, arch: Arch) -> tuple[int, ...]:
