@@ -9,7 +9,7 @@ import pytest
 from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Guarantee
 from outrider.core.sampling import SamplingParams
 from outrider.drafters.draft_model import ModelDrafter
-from outrider.drafters.growth import SampleMethod
+from outrider.drafters.growth import GrowthSettings, SampleMethod
 from outrider.testing.contract import check_drafter
 from outrider.testing.toy import ToyTarget
 
@@ -98,7 +98,9 @@ def test_a_batch_grows_in_one_forward_per_level() -> None:
 
 
 def test_a_shorter_window_may_be_set_than_the_model_has() -> None:
-    drafter = ModelDrafter(TARGET.imitation(0.0), target_vocab_size=VOCAB, max_length=6)
+    drafter = ModelDrafter(
+        TARGET.imitation(0.0), target_vocab_size=VOCAB, settings=GrowthSettings(max_length=6)
+    )
     assert len(drafted(drafter, [1, 2, 3, 4])) == 2
     assert len(drafted(drafter, [1, 2, 3, 4, 5, 6])) == 0
     assert drafter.limits == {"draft_context_window": 1}
@@ -156,7 +158,9 @@ def test_a_fork_shares_the_cache_and_goes_its_own_way() -> None:
 
 
 def test_greedy_drafting_ignores_the_noise() -> None:
-    drafter = ModelDrafter(TARGET.imitation(0.0), target_vocab_size=VOCAB, sample_method=SampleMethod.GREEDY)
+    drafter = ModelDrafter(
+        TARGET.imitation(0.0), target_vocab_size=VOCAB, settings=GrowthSettings(SampleMethod.GREEDY)
+    )
     sampling = SamplingParams(temperature=1.5)
     for seed in range(5):
         context = Context.of([1, 2], seed=seed, sampling=sampling, guarantee=Guarantee.SAME_DISTRIBUTION)

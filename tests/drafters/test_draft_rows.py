@@ -15,7 +15,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.target_law import TargetLaw
 from outrider.core.token_map import TokenMap
 from outrider.core.tree import TokenTree
-from outrider.drafters.growth import Growth, SampleMethod
+from outrider.drafters.growth import Growth, GrowthSettings, SampleMethod
 from outrider.drafters.medusa import MedusaDrafter
 from outrider.drafters.rows import DraftRows, DraftVocabulary
 from outrider.errors import ParameterError
@@ -115,7 +115,9 @@ def test_medusa_heads_with_a_draft_vocabulary_draft_the_same(sampling: SamplingP
         place = context(sampling, guarantee, seed=5)
         found = []
         for heads in (Heads(rows, SHUFFLED), Heads(spread(rows, SHUFFLED), None)):
-            drafter = MedusaDrafter(heads, tap=4, target_vocab_size=VOCAB, topk=topk, sample_method=method)
+            drafter = MedusaDrafter(
+                heads, tap=4, target_vocab_size=VOCAB, topk=topk, settings=GrowthSettings(method)
+            )
             drafter.ingest(place, torch.zeros(len(place.tokens) - 1, 1, 16))
             found += drafter.propose([place], [budget], [EMPTY_DRAFT])
         assert_same(*found)

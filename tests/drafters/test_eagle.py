@@ -14,7 +14,7 @@ from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Guarantee
 from outrider.core.rules import RuleBook
 from outrider.core.sampling import SamplingParams
 from outrider.drafters.eagle import EagleDrafter
-from outrider.drafters.growth import SampleMethod
+from outrider.drafters.growth import GrowthSettings, SampleMethod
 from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts, run_to_end
 from outrider.models.eagle_head import EagleHead
@@ -102,7 +102,7 @@ def test_many_rounds_with_rejections_leave_drafts_unchanged(topk: int) -> None:
 
     def make() -> EagleDrafter:
         return EagleDrafter(CachedHead(module), target_vocab_size=VOCAB, topk=topk,
-                            sample_method=SampleMethod.GREEDY)  # fmt: skip
+                            settings=GrowthSettings(SampleMethod.GREEDY))  # fmt: skip
 
     drafter, text, number = make(), [1, 2, 3], 0
     ingested(drafter, text)
@@ -243,7 +243,7 @@ def test_past_its_positions_it_stops_and_says_so() -> None:
 
 def test_a_shorter_window_may_be_set_than_the_head_has() -> None:
     head = ScriptedHead({0: TEXT}, vocab_size=VOCAB, corrupted=0.0)
-    drafter = EagleDrafter(head, target_vocab_size=VOCAB, max_length=6)
+    drafter = EagleDrafter(head, target_vocab_size=VOCAB, settings=GrowthSettings(max_length=6))
     ingested(drafter, TEXT[:4])
     assert drafted(drafter, TEXT[:4]) == Draft.chain(TEXT[4:6])
 

@@ -16,7 +16,7 @@ from outrider.core.protocols import Chunk
 from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, Guarantee, Request, RoundResult, Scores
 from outrider.core.rules import RuleBook
 from outrider.core.sampling import SamplingParams
-from outrider.drafters.growth import SampleMethod
+from outrider.drafters.growth import GrowthSettings, SampleMethod
 from outrider.drafters.medusa import Heads, MedusaDrafter
 from outrider.engine.controller import FixedController
 from outrider.engine.engine import Engine, Parts
@@ -64,8 +64,9 @@ def random_rows(heads: int = 4, vocab_size: int = VOCAB) -> Rows:
     return Rows(np.random.default_rng(1).standard_normal((heads, vocab_size)).tolist())
 
 
-def drafter_of(heads: Heads, **settings: object) -> MedusaDrafter:
-    return MedusaDrafter(heads, tap=4, target_vocab_size=VOCAB, **settings)  # type: ignore[arg-type]
+def drafter_of(heads: Heads, topk: int = 1, **settings: object) -> MedusaDrafter:
+    how = GrowthSettings(**settings)  # type: ignore[arg-type]
+    return MedusaDrafter(heads, tap=4, target_vocab_size=VOCAB, topk=topk, settings=how)
 
 
 def drafted(

@@ -11,9 +11,8 @@ import torch
 from outrider.core.protocols import Chunk, TargetModel
 from outrider.core.records import Budget, Context, Draft, RoundResult, TokenView
 from outrider.core.tree import TokenTree
-from outrider.drafters.growth import Growth, SampleMethod
+from outrider.drafters.growth import UNCUT, Growth, GrowthSettings
 from outrider.drafters.rows import DraftRows, DraftVocabulary
-from outrider.models.row_costs import FREE, DraftCosts
 
 _RIDING = 16  # certain tokens that may ride along with a draft; more are cached by a forward of their own
 
@@ -33,14 +32,15 @@ class ModelDrafter:
     taps: tuple[int, ...] = ()
 
     def __init__(self, lm: TargetModel, *, target_vocab_size: int, topk: int = 1,
-                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC, max_length: int | None = None,
-                 vocabulary: DraftVocabulary | None = None, costs: DraftCosts = FREE) -> None:  # fmt: skip
-        """`vocabulary`: what the columns of the rows of `lm` are, where it speaks a part of the target's tokens;
-        `costs`: what drafts are cut by."""
+                 vocabulary: DraftVocabulary | None = None,
+                 settings: GrowthSettings = UNCUT) -> None:  # fmt: skip
+        """`vocabulary`: what the columns of the rows of `lm` are, where it speaks a part of the target's tokens."""
         self.lm, self._vocabulary = lm, vocabulary
-        self._window = min((n for n in (lm.max_length, max_length) if n is not None), default=None)
+        self._window = settings.window(lm.max_length)
         self.limits: Counter[str] = Counter()
-        self._growth = Growth(target_vocab_size, topk if lm.supports_trees else 1, sample_method, costs)
+        self._growth = Growth(
+            target_vocab_size, topk if lm.supports_trees else 1, settings.sample_method, settings.costs
+        )
         self._known: dict[int, _Known] = {}
 
     def ingest(self, context: Context, features: torch.Tensor | None) -> None:

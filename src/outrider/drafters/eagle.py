@@ -10,10 +10,9 @@ import torch
 
 from outrider.core.records import Budget, Context, Draft, RoundResult
 from outrider.core.tree import TokenTree
-from outrider.drafters.growth import Growth, SampleMethod
+from outrider.drafters.growth import UNCUT, Growth, GrowthSettings
 from outrider.drafters.rows import DraftRows, DraftVocabulary
 from outrider.models.head_cache import DraftHead, Entries, Guesses
-from outrider.models.row_costs import FREE, DraftCosts
 
 _BACKLOG = 256  # features that may wait for a draft to be asked for; more are taken in at once
 
@@ -31,13 +30,12 @@ class EagleDrafter:
     """
 
     def __init__(self, head: DraftHead, *, target_vocab_size: int, topk: int = 1,
-                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC,
-                 max_length: int | None = None, costs: DraftCosts = FREE) -> None:  # fmt: skip
+                 settings: GrowthSettings = UNCUT) -> None:  # fmt: skip
         self.head = head
         self.taps = head.taps
         self.limits: Counter[str] = Counter()
-        self._window = min((n for n in (head.max_length, max_length) if n is not None), default=None)
-        self._growth = Growth(target_vocab_size, topk, sample_method, costs)
+        self._window = settings.window(head.max_length)
+        self._growth = Growth(target_vocab_size, topk, settings.sample_method, settings.costs)
         token_map = head.token_map
         self._vocabulary = None if token_map is None else DraftVocabulary(token_map, target_vocab_size)
         self._known: dict[int, _Known] = {}

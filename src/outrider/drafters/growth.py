@@ -40,6 +40,24 @@ class SampleMethod(str, Enum):
     GREEDY = "greedy"
 
 
+@dataclass(frozen=True)
+class GrowthSettings:
+    """How a model's drafts grow, whatever their size: what they are cut by, and the tokens of context past which there
+    are none, where that is less than the model allows itself."""
+
+    sample_method: SampleMethod = SampleMethod.PROBABILISTIC
+    max_length: int | None = None
+    costs: DraftCosts = FREE
+
+    def window(self, own: int | None) -> int | None:
+        """Positions that drafts may fill, of a model with so many of its own (None: any number)."""
+        return min((n for n in (own, self.max_length) if n is not None), default=None)
+
+
+UNCUT = GrowthSettings()
+"""As long as their budgets, by the request's sampling."""
+
+
 class Growth:
     """How drafts grow. `topk` 1 draws chains; more draws trees whose nodes have up to `topk` children.
 

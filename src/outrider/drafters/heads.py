@@ -43,9 +43,7 @@ def eagle_drafter(setup: DrafterSetup) -> Drafter:
         _eagle_head(setup, target, head, weights),
         target_vocab_size=target.vocab_size,
         topk=setup.children(head.method),
-        sample_method=setup.sample_method,
-        max_length=setup.config.max_model_len,
-        costs=setup.costs(_bytes_read(setup, head, weights)),
+        settings=setup.growth(_bytes_read(setup, head, weights)),
     )
 
 
@@ -60,9 +58,7 @@ def medusa_drafter(setup: DrafterSetup) -> Drafter:
         tap=target.num_layers,
         target_vocab_size=target.vocab_size,
         topk=setup.children("medusa"),
-        sample_method=setup.sample_method,
-        max_length=setup.config.max_model_len,
-        costs=setup.costs(_bytes_read(setup, head, weights)),
+        settings=setup.growth(_bytes_read(setup, head, weights)),
     )
 
 

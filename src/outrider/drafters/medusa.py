@@ -13,13 +13,12 @@ from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, Law
 from outrider.core.noise import Place
 from outrider.core.records import Budget, Context, Draft, Guarantee, RoundResult
 from outrider.drafters.asking import Asking
-from outrider.drafters.growth import SampleMethod
+from outrider.drafters.growth import UNCUT, GrowthSettings, SampleMethod
 from outrider.drafters.plant import Plant
 from outrider.drafters.rank_tree import Ranks, likeliest_tree, node_chances
 from outrider.drafters.rows import DraftVocabulary, HostRows, likeliest, siblings
 from outrider.drafters.values import GivenChains, NodeValues
 from outrider.errors import ConfigError, ScoreError
-from outrider.models.row_costs import FREE, DraftCosts
 
 # How often a child was kept whose parent was, before a text has shown its own share. The paper's first head is right
 # with its first rank in some 60 % of the places, with one of its first five in over 80 % (2401.10774, 2.1.2). Heads
@@ -67,15 +66,14 @@ class MedusaDrafter:
     """
 
     def __init__(self, heads: Heads, *, tap: int, target_vocab_size: int, topk: int = 1,
-                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC,
-                 max_length: int | None = None, costs: DraftCosts = FREE) -> None:  # fmt: skip
-        """`costs`: what drafts are cut by; one forward makes all of a draft's rows."""
+                 settings: GrowthSettings = UNCUT) -> None:  # fmt: skip
+        """One forward makes all of a draft's rows."""
         if topk < 1:
             raise ConfigError(f"topk must be at least 1, not {topk}")
         self.taps = (tap,)
         self.limits: Counter[str] = Counter()
-        self._heads, self._window, self._costs = heads, max_length, costs
-        self._vocab_size, self._topk, self._sample_method = target_vocab_size, topk, sample_method
+        self._heads, self._window, self._costs = heads, settings.window(None), settings.costs
+        self._vocab_size, self._topk, self._sample_method = target_vocab_size, topk, settings.sample_method
         token_map = heads.token_map
         self._vocabulary = None if token_map is None else DraftVocabulary(token_map, target_vocab_size)
         self._priors: dict[Hashable, float] = {

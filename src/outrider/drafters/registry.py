@@ -117,10 +117,8 @@ def _draft_model(setup: DrafterSetup) -> Drafter:
         loaded,
         target_vocab_size=setup.target.vocab_size,
         topk=setup.children("draft_model"),
-        sample_method=setup.sample_method,
-        costs=setup.costs(bytes_of(loaded)),
-        max_length=setup.config.max_model_len,
         vocabulary=vocabulary,
+        settings=setup.growth(bytes_of(loaded)),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from outrider.config import SpeculativeConfig
 from outrider.core.protocols import TappedTarget, TargetModel
 from outrider.drafters.calibration import Prompts
-from outrider.drafters.growth import SampleMethod
+from outrider.drafters.growth import GrowthSettings, SampleMethod
 from outrider.errors import ConfigError
 from outrider.models.borrowed_load import MappedModel
 from outrider.models.heads import Head
@@ -58,6 +58,10 @@ class DrafterSetup:
         if weight_bytes is None:
             _LOG.info("the draft's size is not known: a forward of it counts as a tenth of the target's pass")
         return draft_costs(self.target, weight_bytes)
+
+    def growth(self, weight_bytes: int | None) -> GrowthSettings:
+        """How drafts of such a model grow."""
+        return GrowthSettings(self.sample_method, self.config.max_model_len, self.costs(weight_bytes))
 
     def children(self, method: str) -> int:
         """Children per node: one where the target takes no trees."""

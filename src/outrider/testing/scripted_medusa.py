@@ -11,7 +11,7 @@ import torch
 from outrider.core.noise import uniform
 from outrider.core.protocols import TappedTarget
 from outrider.core.records import Budget, Context, Draft, RoundResult
-from outrider.drafters.growth import SampleMethod
+from outrider.drafters.growth import GrowthSettings, SampleMethod
 from outrider.drafters.medusa import MedusaDrafter
 from outrider.models.heads import Head, MedusaConfig
 from outrider.models.medusa_head import MedusaHeads, untrained_head
@@ -46,7 +46,7 @@ class ScriptedMedusa:
         self._lengths: dict[int, int] = {}
         script = Script(texts, vocab_size, heads, corrupted, seed)
         self._drafter = MedusaDrafter(
-            script, tap=tap, target_vocab_size=vocab_size, topk=topk, sample_method=sample_method
+            script, tap=tap, target_vocab_size=vocab_size, topk=topk, settings=GrowthSettings(sample_method)
         )
 
     def ingest(self, context: Context, features: torch.Tensor | None) -> None:
