@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, NodeLaw
@@ -21,7 +18,7 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.asking import Asking
 from outrider.drafters.node_kinds import GOES_ON, PRIORS, drawn_kinds, likeliest_kinds, ranked_kinds
 from outrider.drafters.plant import Plant
-from outrider.drafters.rows import DraftRows, HostRows, likeliest, siblings
+from outrider.drafters.rows import DraftRows, HostRows, likeliest, log_probs, siblings
 from outrider.drafters.values import GivenChains, NodeValues
 from outrider.errors import ConfigError, ScoreError
 from outrider.models.row_costs import FREE, DraftCosts
@@ -189,12 +186,12 @@ class Growth:
         """The most probable tokens of a row, of a greedy law with its winner first."""
         if not law.greedy:
             indices = likeliest(law.logits, self.topk)
-            steps = _log_probs(law.logits, indices.tolist(), float(law.logits.max()))
+            steps = log_probs(law.logits, indices.tolist(), float(law.logits.max()))
             return _Buds(tuple(map(law.token, indices.tolist())), steps)
         best, row = law.token(0), level.logits[index]
         columns = siblings(level, index, best, self.topk - 1).tolist() if self.topk > 1 else []
         peak = int(row.argmax())  # the winner's, where no processor decided
-        kinds = likeliest_kinds(_log_probs(row, [peak, *columns], float(row[peak])))
+        kinds = likeliest_kinds(log_probs(row, [peak, *columns], float(row[peak])))
         return _Buds((best, *map(level.token, columns)), known.log_chances(kinds), kinds)
 
     def _draw_level(self, plant: Plant, share: int, rows: Sequence[int], level: HostRows) -> None:
@@ -291,11 +288,3 @@ def _allot(ladders: Sequence[Sequence[float]], share: int) -> list[int]:
         if counts[index] < len(ladders[index]):
             heapq.heappush(queue, (-ladders[index][counts[index]], index))
     return counts
-
-
-def _log_probs(
-    logits: npt.NDArray[Any], indices: Sequence[int], peak: float
-) -> tuple[float, ...]:  # [n] -> k
-    """Log-probabilities of some indices of a row with this maximum, as exact as the row is."""
-    total = peak + math.log(float(np.exp(logits - logits.dtype.type(peak)).sum()))  # numpy adds in pairs
-    return tuple(float(logits[index]) - total for index in indices)

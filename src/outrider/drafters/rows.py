@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,3 +83,9 @@ def siblings(rows: HostRows, row: int, best: int, count: int) -> Ids:
     columns, values = best_tokens(torch.from_numpy(rows.logits[row : row + 1]), count + 1)
     finite: list[int] = columns[0, values[0] > -np.inf].tolist()
     return np.array([column for column in finite if rows.token(column) != best][:count], dtype=np.int64)
+
+
+def log_probs(logits: npt.NDArray[Any], indices: Sequence[int], peak: float) -> tuple[float, ...]:  # [n] -> k
+    """Log-probabilities of some indices of a row with this maximum, as exact as the row is."""
+    total = peak + math.log(float(np.exp(logits - logits.dtype.type(peak)).sum()))  # numpy adds in pairs
+    return tuple(float(logits[index]) - total for index in indices)
