@@ -22,7 +22,7 @@ from outrider.core.target_law import TargetLaw
 from outrider.drafters.chain import ChainedDrafter
 from outrider.drafters.draft_model import ModelDrafter
 from outrider.drafters.eagle import EagleDrafter
-from outrider.drafters.growth import SampleMethod
+from outrider.drafters.growth import GrowthSettings, SampleMethod
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.lookup import NgramDrafter
 from outrider.drafters.medusa import MedusaDrafter
@@ -102,7 +102,7 @@ def model(
 ) -> Callable[[ToyTarget], Drafter]:
     """A draft model that speaks much like the target, yet is often refused."""
     return lambda target: ModelDrafter(
-        target.imitation(1.0), target_vocab_size=VOCAB, topk=topk, sample_method=sample_method
+        target.imitation(1.0), target_vocab_size=VOCAB, topk=topk, settings=GrowthSettings(sample_method)
     )
 
 
