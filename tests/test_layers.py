@@ -23,7 +23,9 @@ MAY_IMPORT = {
     "pairing": {"core", "models", "config", "text"},
     "intake": {"core", "text"},
     "stream": {"core", "engine"},
-    "llm": {"core", "models", "config", "text", "drafters", "engine", "pairing", "intake", "stream"},
+    "llm": {"core", "compiled", "models", "config", "text", "drafters", "engine"}
+    | {"pairing", "intake", "stream"},
+    "transformers_call": {"llm", "core", "config", "intake"},
     "doctor": {"llm", "core", "models", "config", "text", "drafters", "pairing"},
     "train": {"llm", "core", "models", "config", "text", "drafters"},
     "cli": {"train", "doctor", "llm", "core", "models", "config", "text", "pairing", "intake", "stream"},

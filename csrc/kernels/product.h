@@ -13,7 +13,7 @@ namespace OUTRIDER_ISA {
 // cache, which waits for more lines at a time than the first, and from there near ahead into the first; where memory is
 // all there is to wait for, into the first at once.
 template <class Format, int R>
-constexpr bool kWorks = has_scale(Format::kKind) && 4 * R * Format::kUnitsPerLine >= Format::kUnits;
+constexpr bool kWorks = has_scale(Format::kKind) && 8 * R * Format::kUnitsPerLine >= Format::kUnits;
 template <class Format, int R>
 constexpr ptrdiff_t kAhead = kWorks<Format, R> ? 12 << 10 : 4 << 10;  // bytes
 constexpr ptrdiff_t kNear = 2 << 10;
@@ -124,9 +124,9 @@ void sweep(const uint8_t *record, int groups, int first, const Block &block, flo
 #if OUTRIDER_REGISTERS == 32
 constexpr int kWidths[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 0};
 // Up to so many rows both panels advance together: a sum's next product waits for the last one, and six sums keep the
-// units for products of bfloat16 pairs busy. Byte quads come to their limit with the sums of one panel.
+// units for products of bfloat16 pairs busy.
 template <class Format>
-constexpr int kTogether = !has_scale(Format::kKind) ? 4 : Format::kUnits == 8 ? 1 : 6;
+constexpr int kTogether = has_scale(Format::kKind) && Format::kUnits == 16 ? 6 : 4;
 #else
 constexpr int kWidths[] = {1, 2, 3, 4, 0};
 template <class Format>

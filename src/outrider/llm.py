@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from outrider.compiled.contenders import compiled_search
 from outrider.config import MOST_DRAFTED, SpeculativeConfig
 from outrider.core.completion import Completion
 from outrider.core.protocols import Chunk, Drafter, TappedTarget, TargetModel
@@ -198,6 +199,7 @@ class LLM:
     def _join(
         self, target: TargetModel, tokenizer: Tokenizer, config: SpeculativeConfig, threads: int | None
     ) -> None:
+        compiled_search()  # a wrong OUTRIDER_ISA is told here, whatever the target, and not amid a text
         config = _fitting(settled(config, target), target)
         self.target = target
         self.tokenizer = tokenizer

@@ -9,6 +9,7 @@ from tokenizers import models
 from worded import GREEDY, NGRAM, VOCAB, llm_of, tokenizer
 
 from outrider import LLM, SamplingParams
+from outrider.compiled.contenders import compiled_search
 from outrider.errors import ConfigError, GenerationError, ParameterError
 from outrider.testing.toy import ToyTarget
 from outrider.text import Tokenizer
@@ -23,6 +24,14 @@ def test_texts_come_in_input_order_and_speculation_changes_none() -> None:
     assert plain[1].token_ids == llm_of().generate([5, 6, 7], GREEDY)[0].token_ids
     assert sum(c.stats.num_accepted_draft_tokens for c in fast) > 0
     assert {c.guarantee for c in fast} == {"same_text"}
+
+
+@pytest.mark.native
+def test_a_wrong_instruction_set_is_refused_before_a_text_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_search.cache_clear()
+    monkeypatch.setenv("OUTRIDER_ISA", "sse2")
+    with pytest.raises(ConfigError, match="OUTRIDER_ISA 'sse2' is not one of"):
+        llm_of()
 
 
 def test_an_empty_list_of_prompts_gives_an_empty_list() -> None:
