@@ -217,7 +217,8 @@ def test_where_the_draft_model_is_broken_the_target_decides() -> None:
 def test_padded_vocabularies_are_exact(target_rows: int, draft_rows: int, topk: int) -> None:
     target = ToyTarget(target_rows, seed=3, sharpness=2.0)
     draft = target.imitation(0.2, vocab_size=draft_rows)
-    llm = LLM.from_parts(target, byte_tokenizer(), speculative_config={"model": draft, "topk": topk})
+    config = {"model": draft, "topk": topk, "cut_drafts": False}
+    llm = LLM.from_parts(target, byte_tokenizer(), speculative_config=config)
     params = [greedy(max_tokens=30), SamplingParams(seed=3, max_tokens=30)]
     fast = llm.generate([[5, 6], [7]], params)
     assert [c.token_ids for c in fast] == [c.token_ids for c in plain(llm).generate([[5, 6], [7]], params)]

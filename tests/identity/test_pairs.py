@@ -45,6 +45,7 @@ def test_the_draft_runs_where_it_is_told_and_changes_no_text(
 ) -> None:
     settings = {
         "method": "draft_model", "model": target, "draft_dtype": dtype, "draft_device": "cpu", "topk": topk,
+        "cut_drafts": False,
     }  # fmt: skip
     llm = LLM(target, target=kind, dtype="float32", speculative_config=settings)
     draft = placement_of(load_draft(SpeculativeConfig.of(settings), llm.tokenizer, llm.target, None))

@@ -5,11 +5,8 @@ from __future__ import annotations
 from outrider.core.records import RoundResult
 
 _MEMORY = 32.0  # rounds that count
-_PRIOR_ROUNDS, _PRIOR_KEPT, _PRIOR_PRICE = (
-    8.0,
-    0.8,
-    0.4,
-)  # of a draft, in tokens, before the text has shown its own
+_PRIOR_ROUNDS = 8.0  # that count before the text has shown its own,
+_PRIOR_KEPT, _PRIOR_PRICE = 0.8, 0.4  # with so many tokens each
 _PAUSE, _LONGEST_PAUSE = 16, 64  # rounds without a draft before the model is asked again
 _LOOK = 4  # rounds for which it then is
 
