@@ -111,7 +111,7 @@ def pairs(target: TargetModel, threads: int | None) -> dict[str, Callable[[], Dr
         "exit after layer 28 of 30": without(28, 29),
         "int4 copy": copy("int4", 0.0),
         "weights with 8 % noise": copy("bfloat16", 0.08),
-        **trained_pairs(threads),
+        **trained_pairs(MODEL, threads),
     }
 
 

@@ -237,7 +237,7 @@ int outrider_finish(OutriderModel *model) {
 }
 
 int64_t outrider_weight_bytes(const OutriderModel *model) {
-  int64_t bytes = (int64_t)model->embedding.bytes() + (model->head.data ? (int64_t)model->head.bytes() : 0) + (int64_t)model->fuse.bytes();
+  int64_t bytes = (int64_t)(model->head.data ? model->head : model->embedding).bytes() + (int64_t)model->fuse.bytes();
   for (const Layer &layer : model->layers)
     for (int which = OUTRIDER_QUERY; which <= OUTRIDER_DOWN; ++which) bytes += (int64_t)layer.matrices[which].bytes();
   return bytes;

@@ -1,4 +1,5 @@
 // Which columns of a row may hold the best token under noise.
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -50,6 +51,7 @@ int32_t outrider_contenders(const char *isa, OutriderContenders *search) {
             "a row has at least as many numbers as groups, and groups as numbers near its peak");
     require(search->capacity >= 0 && (search->capacity == 0 || (search->columns && search->values && search->uniforms)),
             "places to write are needed");
+    require(search->least << 31 == 0, "a large hash is told by its highest 31 bits alone");
     std::vector<float> peaks(search->groups);
     kernels->peaks(search->row, search->size, search->groups, peaks.data());
     search->floor = std::max(kth_largest(peaks, search->near), std::numeric_limits<float>::lowest());

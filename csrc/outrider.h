@@ -150,6 +150,7 @@ OUTRIDER_API int outrider_set_rows(OutriderModel *model, const OutriderRows *row
 OUTRIDER_API int outrider_set_vector(OutriderModel *model, int32_t vector, int32_t layer, const float *data, int32_t count);
 // Checks that every matrix and norm was set, and starts the threads where nothing else in this process runs on as many.
 OUTRIDER_API int outrider_finish(OutriderModel *model);
+// What a pass reads: of an embedding beside a head of its own it takes a row for each token, which does not count.
 OUTRIDER_API int64_t outrider_weight_bytes(const OutriderModel *model);
 // Bytes of one page of OUTRIDER_PAGE positions, keys and values of all layers; pages are aligned to 64 bytes.
 OUTRIDER_API int64_t outrider_page_bytes(const OutriderModel *model);

@@ -91,7 +91,29 @@ inline void check_best() {
   }
 }
 
-// Searches of rows of every length around a word, with ids of their own or not, for what one comparison at a time finds.
+// What a search finds, one comparison at a time.
+struct Contenders {
+  float floor;
+  std::vector<int64_t> columns;
+  Doubles uniforms;
+
+  Contenders(const Floats &row, const OutriderContenders &search) {
+    Floats peaks(row.begin(), row.begin() + search.groups);
+    for (int i = search.groups; i < search.size; ++i) peaks[i % search.groups] = std::max(peaks[i % search.groups], row[i]);
+    std::sort(peaks.begin(), peaks.end());
+    floor = std::max(peaks[search.groups - search.near], std::numeric_limits<float>::lowest());
+    for (int i = 0; i < search.size; ++i) {
+      uint64_t hash = search.key + (uint64_t)((search.tokens ? search.tokens[i] : i) + 1) * 0x9E3779B97F4A7C15u;
+      hash = (hash ^ (hash >> 30)) * 0xBF58476D1CE4E5B9u;
+      hash = (hash ^ (hash >> 27)) * 0x94D049BB133111EBu;
+      hash ^= hash >> 31;
+      if (row[i] <= floor && hash < search.least) continue;
+      columns.push_back(i), uniforms.push_back((double)std::max<uint64_t>(hash >> 11, 1) / 0x1p53);
+    }
+  }
+};
+
+// Rows of every length around a word, with ids of their own or not.
 inline void check_contenders(const std::string &isa) {
   Random random{19};
   for (int size : {1, 15, 64, 65, 200, 1000})
@@ -100,32 +122,20 @@ inline void check_contenders(const std::string &isa) {
       std::vector<int64_t> ids;
       for (int i = 0; i < size; ++i) row.push_back((float)random.below(50) - (kind & 4 ? 100 : 0)), ids.push_back(3 * i + random.below(3));
       if (kind & 4) row[size / 2] = -INFINITY;
-      const bool named = kind & 1;
       const int groups = 1 + random.below(size), near = 1 + random.below(groups);
       const uint64_t key = 0x123456789ABCDEFu * (uint64_t)(size + kind), least = kind & 2 ? (uint64_t)0xF0000000 << 32 : ~(uint64_t)0 << 33;
-      Floats peaks(row.begin(), row.begin() + groups);
-      for (int i = groups; i < size; ++i) peaks[i % groups] = std::max(peaks[i % groups], row[i]);
-      std::sort(peaks.begin(), peaks.end());
-      const float floor = std::max(peaks[groups - near], std::numeric_limits<float>::lowest());
-      std::vector<int64_t> expected;
-      Doubles uniforms;
-      for (int i = 0; i < size; ++i) {
-        uint64_t hash = key + (uint64_t)((named ? ids[i] : i) + 1) * 0x9E3779B97F4A7C15u;
-        hash = (hash ^ (hash >> 30)) * 0xBF58476D1CE4E5B9u;
-        hash = (hash ^ (hash >> 27)) * 0x94D049BB133111EBu;
-        hash ^= hash >> 31;
-        if (row[i] > floor || hash >= least) expected.push_back(i), uniforms.push_back((double)std::max<uint64_t>(hash >> 11, 1) / 0x1p53);
-      }
-      for (int room : {0, (int)expected.size(), (int)expected.size() + OUTRIDER_SPARE}) {
+      OutriderContenders search{row.data(), kind & 1 ? ids.data() : nullptr, size, groups, near, 0, key, least, nullptr, nullptr, nullptr, 0};
+      const Contenders expected(row, search);
+      const int count = (int)expected.columns.size();
+      for (int room : {0, count, count + OUTRIDER_SPARE}) {
         std::vector<int64_t> columns(room);
-        Doubles values(room), found(room);
-        OutriderContenders search{row.data(), named ? ids.data() : nullptr, size, groups, near, room, key, least,
-                                  columns.data(), values.data(), found.data(), 0};
-        check(outrider_contenders(isa.c_str(), &search) == (int)expected.size() && search.floor == floor, "the contenders of a row");
-        if (room < (int)expected.size() + OUTRIDER_SPARE) continue;
-        check(std::equal(expected.begin(), expected.end(), columns.begin()), "the columns of contenders");
-        check(std::equal(uniforms.begin(), uniforms.end(), found.begin()), "the uniforms of contenders");
-        for (size_t i = 0; i < expected.size(); ++i) check(values[i] == row[expected[i]], "the values of contenders");
+        Doubles values(room), uniforms(room);
+        search.capacity = room, search.columns = columns.data(), search.values = values.data(), search.uniforms = uniforms.data();
+        check(outrider_contenders(isa.c_str(), &search) == count && search.floor == expected.floor, "the contenders of a row");
+        if (room < count + OUTRIDER_SPARE) continue;
+        check(std::equal(expected.columns.begin(), expected.columns.end(), columns.begin()), "the columns of contenders");
+        check(std::equal(expected.uniforms.begin(), expected.uniforms.end(), uniforms.begin()), "the uniforms of contenders");
+        for (int i = 0; i < count; ++i) check(values[i] == row[columns[i]], "the values of contenders");
       }
     }
   const Floats row(10);
@@ -133,7 +143,9 @@ inline void check_contenders(const std::string &isa) {
   check_refused("more groups than columns", [&] { return outrider_contenders(isa.c_str(), &search) == -1; });
   search.groups = 4;
   check_refused("an unknown instruction set", [&] { return outrider_contenders("sse2", &search) == -1; });
-  search.capacity = 1;
+  search.least = 1;
+  check_refused("a hash of more than 31 bits", [&] { return outrider_contenders(isa.c_str(), &search) == -1; });
+  search.least = 0, search.capacity = 1;
   check_refused("no place to write", [&] { return outrider_contenders(isa.c_str(), &search) == -1; });
 }
 

@@ -3,8 +3,6 @@
 
 #include <immintrin.h>
 
-#include <algorithm>
-
 #include "kernels.h"
 
 namespace outrider {
@@ -106,11 +104,11 @@ inline unsigned chosen(const float *x, const Hashes &hashes, float floor, uint64
 
 // The largest number of each group of columns that are equal modulo `groups`.
 inline void peaks(const float *row, int size, int groups, float *out) {
-  std::copy(row, row + groups, out);
-  for (int start = groups; start < size; start += groups) {
+  for (int i = 0; i < groups; ++i) out[i] = row[i];
+  for (int64_t start = groups; start < size; start += groups) {
     const float *__restrict x = row + start;
     float *__restrict most = out;
-    const int count = std::min(groups, size - start);
+    const int count = size - start < groups ? (int)(size - start) : groups;
     for (int i = 0; i < count; ++i) most[i] = x[i] > most[i] ? x[i] : most[i];
   }
 }
@@ -153,11 +151,13 @@ inline int contenders(const OutriderContenders &search) {
   for (int at = whole; at < search.size; ++at)
     bits |= (uint64_t)(search.row[at] > search.floor || hash_of(at) >= search.least) << (at - whole);
   found.add(whole, bits);
-  const int written = std::min(found.count, std::max(0, search.capacity - kWord));
+  const int room = search.capacity > kWord ? search.capacity - kWord : 0;
+  const int written = found.count < room ? found.count : room;
   for (int i = 0; i < written; ++i) {
     const uint64_t hash = hash_of(search.columns[i]);
     search.values[i] = search.row[search.columns[i]];
-    search.uniforms[i] = (double)std::max<uint64_t>((hash ^ (hash >> 31)) >> 11, 1) * 0x1p-53;
+    const uint64_t bits = (hash ^ (hash >> 31)) >> 11;
+    search.uniforms[i] = (double)(bits ? bits : 1) * 0x1p-53;
   }
   return found.count;
 }

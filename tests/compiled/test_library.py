@@ -34,8 +34,10 @@ def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
         SharedLibrary(found.origin)
 
 
-def test_the_version_is_that_of_the_header() -> None:
-    assert f"enum {{ OUTRIDER_ABI = {library._ABI} }};" in (ROOT / "csrc/outrider.h").read_text()
+def test_the_version_and_the_spare_room_are_those_of_the_header() -> None:
+    header = (ROOT / "csrc/outrider.h").read_text()
+    assert f"enum {{ OUTRIDER_ABI = {library._ABI} }};" in header
+    assert f"enum {{ OUTRIDER_SPARE = {contenders._SPARE} }};" in header
 
 
 def test_without_the_library_there_is_no_compiled_search(monkeypatch: pytest.MonkeyPatch) -> None:

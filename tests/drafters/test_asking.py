@@ -11,6 +11,7 @@ import torch
 from outrider.core.protocols import Chunk
 from outrider.core.records import EMPTY_DRAFT, Budget, Context, Draft, RoundResult, Scores
 from outrider.drafters.asking import Asking
+from outrider.drafters.growth import GrowthSettings
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.models.row_costs import FREE, DraftCosts, RowCosts, draft_costs
 from outrider.testing.toy import ToyTarget
@@ -76,7 +77,7 @@ def sizes(costs: DraftCosts, texts: Sequence[float]) -> list[list[int]]:
     target = ToyTarget(8)
     contexts = [Context.of([1, 2, 3], sequence_id=text) for text in range(len(texts))]
     target.extend([Chunk(text, [1, 2]) for text in range(len(texts))])
-    drafter = SelfDrafter(target, [0], costs=costs)
+    drafter = SelfDrafter(target, [0], settings=GrowthSettings(costs=costs))
     found: list[list[int]] = [[] for _ in texts]
     for turn in range(120):
         drafts = drafter.propose(contexts, [Budget(2, 2)] * len(texts), [EMPTY_DRAFT] * len(texts))

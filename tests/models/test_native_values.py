@@ -16,7 +16,7 @@ from outrider.core.tree import TokenTree
 from outrider.errors import ModelLoadError
 from outrider.models.gguf import GGUFFile
 from outrider.models.native import NativeDecoder
-from outrider.models.native_library import library
+from outrider.models.native_library import MatrixRole, library
 from outrider.models.native_load import load_native
 from outrider.models.native_weights import matrix_plans
 from outrider.models.settings import RunSettings
@@ -153,6 +153,16 @@ def test_weight_bytes_count_what_is_packed(folder: Path):
         target = build(form, folder)
         assert target.weight_bytes == padded * bits[form.dtype] / 8
         assert target.weight_bytes >= numbers * bits[form.dtype] / 8
+
+
+def test_an_embedding_beside_a_head_of_its_own_is_no_weight_of_a_pass(folder: Path):
+    arch = VARIANTS["own head, normed queries"]
+    padded = sum(
+        -(-plan.outputs // 32) * 32 * -(-plan.inputs // 32) * 32
+        for plan in matrix_plans(arch)
+        if plan.role is not MatrixRole.EMBEDDING
+    )
+    assert build(FLOAT32, folder, arch=arch).weight_bytes == 4 * padded
 
 
 def test_the_head_of_its_own_is_used(folder: Path):

@@ -43,9 +43,9 @@ class SharedLibrary:
             self._c = ctypes.CDLL(path)
             declared = self.declared(_SIGNATURES)
         except (OSError, AttributeError) as error:
-            raise NativeUnavailable(f"the compiled decoder cannot be opened ({error})") from None
+            raise NativeUnavailable(f"the compiled library cannot be opened ({error})") from None
         if declared.outrider_abi() != _ABI:
-            raise NativeUnavailable("the compiled decoder belongs to another version: reinstall outrider")
+            raise NativeUnavailable("the compiled library belongs to another version: reinstall outrider")
 
     def declared(self, signatures: Signatures) -> Any:
         """The library with types for these functions, its attributes `outrider_...`."""
@@ -69,7 +69,7 @@ def shared_library() -> SharedLibrary:
     found = importlib.util.find_spec(_MODULE)
     if found is None or found.origin is None:
         raise NativeUnavailable(
-            "outrider was installed without its compiled decoder, which takes x86-64 Linux and a C++ compiler such as "
+            "outrider was installed without its compiled library, which takes x86-64 Linux and a C++ compiler such as "
             "g++ 12: install one and reinstall outrider"
         )
     opened = SharedLibrary(found.origin)

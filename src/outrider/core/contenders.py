@@ -11,11 +11,12 @@ from outrider.core.scaled_row import ScaledRow
 
 def contenders(row: ScaledRow, key: np.uint64, wanted: Wanted) -> Contenders:
     """The columns that `wanted` describes, under the noise of `key`."""
-    raw = row.raw
-    compiled = compiled_search() if raw.dtype == np.float32 and raw.flags.c_contiguous else None
+    raw, tokens = row.raw, row.tokens
+    whole = raw.flags.c_contiguous and (tokens is None or tokens.flags.c_contiguous)
+    compiled = compiled_search() if raw.dtype == np.float32 and whole else None
     if compiled is None:
         return contenders_by_numpy(row, key, wanted)
-    return compiled.find(raw, row.tokens, int(key), wanted)
+    return compiled.find(raw, tokens, int(key), wanted)
 
 
 def contenders_by_numpy(row: ScaledRow, key: np.uint64, wanted: Wanted) -> Contenders:

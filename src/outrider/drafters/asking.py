@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from outrider.core.records import RoundResult
+from outrider.drafters.plant import Plant
+from outrider.models.row_costs import DraftCosts
 
 _MEMORY = 32.0  # rounds that count
 _PRIOR_ROUNDS = 8.0  # that count before the text has shown its own,
@@ -16,8 +18,8 @@ class Asking:
 
     Of the rounds in which the model was asked, the last 32 or so count: the tokens kept of its drafts, against their
     price, in tokens too: what the round without them would have made of the passes that they cost. Where they kept less
-    the model is left alone for 16 rounds, then asked for 4, as a text may change; for twice as many after each look
-    that changed nothing, up to 64. What hangs below chains of others is looked at apart.
+    the model is left alone for 16 rounds in which it could have been asked, then asked for 4, as a text may change; for
+    twice as many after each look that changed nothing, up to 64. What hangs below chains of others is counted apart.
     """
 
     def __init__(self) -> None:
@@ -31,6 +33,13 @@ class Asking:
     def drafted(self, given: int, nodes: int, price: float) -> None:
         """The model was asked and drafted so many nodes below the given ones, at this price."""
         self._drafted = self._of(given), range(given, given + nodes), price
+
+    def grown(self, plant: Plant, costs: DraftCosts, levels: int) -> None:
+        """As `drafted`, of a plant that took so many forwards."""
+        if not costs.free:
+            given = plant.given_rows
+            price = costs.price(plant.rows, levels, promised=plant.given_promise, given=given)
+            self.drafted(given - 1, plant.rows - given, price)
 
     def observe(self, result: RoundResult) -> None:
         """Counts what became of the nodes drafted last."""

@@ -153,7 +153,7 @@ class Growth:
             plant.falling,
             promised=plant.given_promise,
             rows=plant.given_rows,
-            sunk=self._costs.level * plant.levels,
+            sunk=self._costs.sunk(plant.levels),
         )
 
     def _trim(self, plant: Plant) -> None:
@@ -201,7 +201,7 @@ class Growth:
         best = sorted(itertools.chain(*ladders), reverse=True)[:share]
         worth = self._costs.rows.worthwhile(
             plant.chances_of(best), promised=plant.promised, rows=plant.rows,
-            sunk=self._costs.level * plant.levels,
+            sunk=self._costs.sunk(plant.levels),
         )  # fmt: skip
         counts = _allot(ladders, worth)
         for index, (row, ladder, count) in enumerate(zip(rows, ladders, counts)):
@@ -236,11 +236,10 @@ class Growth:
 
     def _remember(self, plant: Plant) -> None:
         """What `observe` needs to know of the nodes grown."""
-        known, rows = self._known[plant.context.sequence_id], plant.given_rows
+        known = self._known[plant.context.sequence_id]
         known.kinds = plant.kinds
-        if plant.levels and not self._costs.free:
-            price = self._costs.price(plant.rows, plant.levels, promised=plant.given_promise, given=rows)
-            known.asking.drafted(known.below, plant.rows - rows, price)
+        if plant.levels:
+            known.asking.grown(plant, self._costs, plant.levels)
 
 
 @dataclass(eq=False)

@@ -80,8 +80,7 @@ def exit_drafter(setup: DrafterSetup) -> Drafter:
         layers,
         exit_head=module.eval(),
         topk=setup.children("self_draft"),
-        sample_method=setup.sample_method,
-        costs=setup.costs(None if own is None else own + _bytes_read(setup, head, weights)),
+        settings=setup.growth(None if own is None else own + _bytes_read(setup, head, weights)),
     )
 
 

@@ -102,7 +102,7 @@ class MedusaDrafter:
             plant = Plant(contexts[i], allowed[i], drafts[i], known.given.chance(known.below))
             self._grow(plant, logits, shapes[i])
             grown[i], known.kinds = plant.draft(), plant.kinds
-            self._price(known, plant)
+            known.asking.grown(plant, self._costs, levels=1)
         return grown
 
     def observe(self, results: Sequence[RoundResult]) -> None:
@@ -177,15 +177,9 @@ class MedusaDrafter:
         largest = likeliest_tree(chances, budget.nodes - start)
         worth = self._costs.rows.worthwhile(
             [above * chance for chance in node_chances(largest, chances)],
-            promised=1.0 + start * above, rows=1 + start, sunk=self._costs.level,
+            promised=1.0 + start * above, rows=1 + start, sunk=self._costs.sunk(1),
         )  # fmt: skip
         return likeliest_tree(chances, worth)
-
-    def _price(self, known: _Known, plant: Plant) -> None:
-        """Remembers what a draft cost, for what it comes to."""
-        rows = plant.given_rows
-        price = self._costs.price(plant.rows, 1, promised=plant.given_promise, given=rows)
-        known.asking.drafted(rows - 1, plant.rows - rows, price)
 
     def _grow(self, plant: Plant, rows: HostRows, shape: Mapping[Ranks, int]) -> None:
         level: list[tuple[Ranks, int]] = [((), plant.frontier[0])]

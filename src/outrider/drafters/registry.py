@@ -20,7 +20,7 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.recycling import RecyclingDrafter
 from outrider.drafters.rows import DraftVocabulary
 from outrider.drafters.self_draft import SelfDrafter, layer_bytes
-from outrider.drafters.setup import DrafterSetup, tapped
+from outrider.drafters.setup import DrafterSetup
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.suffix_corpus import SuffixCorpus
 from outrider.errors import ConfigError, nearest
@@ -107,21 +107,18 @@ def _lookahead(setup: DrafterSetup) -> Drafter:
 
 def _draft_model(setup: DrafterSetup) -> Drafter:
     loaded, vocabulary, token_map = setup.load_draft(), None, None
-    looked_up = 0  # numbers of an embedding beside the rows that are spoken: of it a pass reads a row
     if isinstance(loaded, MappedModel):
-        looked_up = loaded.decoder.vocab_size * tapped(loaded.decoder).hidden_size
         vocabulary = DraftVocabulary(loaded.token_map, setup.target.vocab_size)
         token_map = loaded.token_map.tolist()
         loaded = loaded.decoder
     if setup.config.check_draft is not False:
         check_model_at_load(setup.target, loaded, token_map, setup.prompts())
-    held = bytes_of(loaded)
     return ModelDrafter(
         loaded,
         target_vocab_size=setup.target.vocab_size,
         topk=setup.children("draft_model"),
         vocabulary=vocabulary,
-        settings=setup.growth(None if held is None else held - looked_up),  # a byte each at least
+        settings=setup.growth(bytes_of(loaded)),
     )
 
 
@@ -133,10 +130,10 @@ def _self_draft(setup: DrafterSetup) -> Drafter:
         )
     if config.exit_head is not None:
         return exit_drafter(setup)
-    topk, sample_method = setup.children("self_draft"), setup.sample_method
+    topk = setup.children("self_draft")
     skipped, first = config.skip_layers, config.assistant_early_exit
-    costs = setup.costs(layer_bytes(target, first or target.num_layers - len(skipped or ())))
+    settings = setup.growth(layer_bytes(target, first or target.num_layers - len(skipped or ())))
     if skipped is not None:
-        return SelfDrafter.skip(target, skipped, topk=topk, sample_method=sample_method, costs=costs)
+        return SelfDrafter.skip(target, skipped, topk=topk, settings=settings)
     assert first is not None, "checked by SpeculativeConfig"
-    return SelfDrafter.early_exit(target, first, topk=topk, sample_method=sample_method, costs=costs)
+    return SelfDrafter.early_exit(target, first, topk=topk, settings=settings)

@@ -10,10 +10,10 @@ import torch
 from outrider.core.protocols import LayeredTarget
 from outrider.core.records import Budget, Context, Draft, RoundResult
 from outrider.core.tree import TokenTree
-from outrider.drafters.growth import Growth, SampleMethod
+from outrider.drafters.growth import UNCUT, Growth, GrowthSettings
 from outrider.drafters.rows import DraftRows, DraftVocabulary
 from outrider.errors import ConfigError
-from outrider.models.row_costs import FREE, DraftCosts, bytes_of
+from outrider.models.row_costs import bytes_of
 
 
 class Exit(Protocol):
@@ -37,33 +37,30 @@ class SelfDrafter:
     taps: tuple[int, ...] = ()
 
     def __init__(self, target: LayeredTarget, layers: Sequence[int], *, exit_head: Exit | None = None, topk: int = 1,
-                 sample_method: SampleMethod = SampleMethod.PROBABILISTIC,
-                 costs: DraftCosts = FREE) -> None:  # fmt: skip
-        """`exit_head` speaks behind the layers; None: the target's own final norm and head. `costs`: what drafts are
-        cut by."""
+                 settings: GrowthSettings = UNCUT) -> None:  # fmt: skip
+        """`exit_head` speaks behind the layers; None: the target's own final norm and head."""
         self.layers = tuple(layers)
         self._target, self._exit = target, exit_head
         token_map = None if exit_head is None else exit_head.token_map
         self._vocabulary = None if token_map is None else DraftVocabulary(token_map, target.vocab_size)
-        self._growth = Growth(target.vocab_size, topk if target.supports_trees else 1, sample_method, costs)
+        self._window = settings.window(None)
+        self._growth = Growth(
+            target.vocab_size, topk if target.supports_trees else 1, settings.sample_method, settings.costs
+        )
 
     @staticmethod
     def early_exit(target: LayeredTarget, layers: int, *, exit_head: Exit | None = None, topk: int = 1,
-                   sample_method: SampleMethod = SampleMethod.PROBABILISTIC,
-                   costs: DraftCosts = FREE) -> SelfDrafter:  # fmt: skip
+                   settings: GrowthSettings = UNCUT) -> SelfDrafter:  # fmt: skip
         """Drafts with the first `layers` layers. Raises `ConfigError` unless that leaves a part out."""
         if not 1 <= layers < target.num_layers:
             raise ConfigError(
                 f"assistant_early_exit must be between 1 and {target.num_layers - 1} here, not {layers}"
             )
-        return SelfDrafter(
-            target, range(layers), exit_head=exit_head, topk=topk, sample_method=sample_method, costs=costs
-        )
+        return SelfDrafter(target, range(layers), exit_head=exit_head, topk=topk, settings=settings)
 
     @staticmethod
     def skip(target: LayeredTarget, skipped: Sequence[int], *, topk: int = 1,
-             sample_method: SampleMethod = SampleMethod.PROBABILISTIC,
-             costs: DraftCosts = FREE) -> SelfDrafter:  # fmt: skip
+             settings: GrowthSettings = UNCUT) -> SelfDrafter:  # fmt: skip
         """Drafts with all layers but `skipped`. Raises `ConfigError` when those are none, all, or unknown."""
         for layer in skipped:
             if not 0 <= layer < target.num_layers:
@@ -73,7 +70,7 @@ class SelfDrafter:
             raise ConfigError(
                 f"skip_layers must leave out some of the {target.num_layers} layers, not {list(skipped)}"
             )
-        return SelfDrafter(target, layers, topk=topk, sample_method=sample_method, costs=costs)
+        return SelfDrafter(target, layers, topk=topk, settings=settings)
 
     def ingest(self, context: Context, features: torch.Tensor | None) -> None:
         """The target's cache holds the prompt."""
@@ -82,9 +79,12 @@ class SelfDrafter:
         self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft]
     ) -> list[Draft]:
         grown = list(drafts)
-        asked = [i for i in range(len(grown)) if self._growth.asks(contexts[i], drafts[i])]
+        allowed = [self._allowed(*job) for job in zip(contexts, budgets, drafts)]
+        asked = [
+            i for i, b in enumerate(allowed) if b.depth > 0 and self._growth.asks(contexts[i], drafts[i])
+        ]
         answers = self._growth.grow(
-            [contexts[i] for i in asked], [budgets[i] for i in asked], [drafts[i] for i in asked], self._rows
+            [contexts[i] for i in asked], [allowed[i] for i in asked], [drafts[i] for i in asked], self._rows
         )
         for i, draft in zip(asked, answers):
             grown[i] = draft
@@ -100,6 +100,14 @@ class SelfDrafter:
     def forget(self, sequence_id: int) -> None:
         """Frees the counts; the target frees its cache itself."""
         self._growth.forget(sequence_id)
+
+    def _allowed(self, context: Context, budget: Budget, draft: Draft) -> Budget:
+        """The budget within the window; depth 0 where nothing can be added."""
+        depth, room = budget.depth, budget.nodes - len(draft)
+        if self._window is not None:
+            depth = min(depth, self._window - len(context.tokens))
+        fits = draft.nodes.is_chain and room > 0 and depth > len(draft)
+        return Budget(depth, budget.nodes) if fits else Budget(0, 0)
 
     def _rows(
         self, contexts: Sequence[Context], trees: Sequence[TokenTree], wanted: Sequence[Sequence[int]]

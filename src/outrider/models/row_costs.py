@@ -67,13 +67,17 @@ class DraftCosts:
     asking: float = 0.0
 
     def of(self, rows: int, levels: int) -> float:
-        """The cost of a round that scores `rows` rows after `levels` forwards, besides `asking`."""
-        return self.rows.of(rows) + self.level * levels
+        """The cost of a round that scores `rows` rows after `levels` forwards."""
+        return self.rows.of(rows) + self.sunk(levels)
+
+    def sunk(self, levels: int) -> float:
+        """The cost of a draft of so many forwards, whatever of it is scored."""
+        return self.asking + self.level * levels if levels else 0.0
 
     def price(self, rows: int, levels: int, *, promised: float = 1.0, given: int = 1) -> float:
         """Tokens that a round would make of what its draft costs: of `promised` tokens for a pass over `given` rows."""
         rest = self.rows.of(given)
-        return (self.asking + self.of(rows, levels) - rest) * promised / rest
+        return (self.of(rows, levels) - rest) * promised / rest
 
     @cached_property
     def free(self) -> bool:

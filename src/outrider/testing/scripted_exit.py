@@ -10,7 +10,7 @@ import torch
 from outrider.core.protocols import LayeredTarget
 from outrider.core.records import Context
 from outrider.core.tree import TokenTree
-from outrider.drafters.growth import SampleMethod
+from outrider.drafters.growth import GrowthSettings, SampleMethod
 from outrider.drafters.self_draft import SelfDrafter
 from outrider.testing.scripted_medusa import Script
 
@@ -26,7 +26,9 @@ def scripted_exit(
     """
     placed = cast(LayeredTarget, _Placed(target))
     head = _Exit(Script(texts, target.vocab_size, 1, corrupted, seed))
-    return SelfDrafter.early_exit(placed, layers, exit_head=head, topk=topk, sample_method=sample_method)
+    return SelfDrafter.early_exit(
+        placed, layers, exit_head=head, topk=topk, settings=GrowthSettings(sample_method=sample_method)
+    )
 
 
 class _Placed:

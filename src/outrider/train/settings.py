@@ -33,9 +33,7 @@ class DraftShape:
     ttt_retention: float | None = None  # eagle3: share of the chains of a step that are unrolled further
     num_heads: int | None = None  # medusa
     num_layers: int | None = None  # medusa: residual blocks of a head
-    lm_head: str | None = (
-        None  # eagle3, medusa: speak through the `target`'s rows (so for None), or through `own` ones
-    )
+    lm_head: str | None = None  # eagle3, medusa: speaks by the `target`'s rows (so for None) or by `own` ones
     layers: tuple[int, ...] | None = None  # draft_model: the target's layers that the student is made of
     early_exit: int | None = None  # draft_model: its first layers, behind which an exit head is trained
 

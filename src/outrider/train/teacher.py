@@ -30,9 +30,7 @@ class Lesson:
     loss: str = "kl_div"
     steps: int = 5  # guesses judged; of Medusa as many as there are heads
     decay: float = 0.8  # eagle3, medusa: what a guess weighs against the one before
-    retention: float = (
-        1.0  # eagle3: share of a step's chains that are unrolled further while the head is trained
-    )
+    retention: float = 1.0  # eagle3: share of a step's chains that are unrolled further
 
     def __post_init__(self) -> None:
         if self.steps < 1:
