@@ -18,20 +18,20 @@ GOES_ON = "any child of an expanded node"
 """Kept where one of the children is."""
 
 # How often a child was kept whose parent was. With noise shared it hangs on the rank and the lead and hardly on the
-# draft's own probability; of drawn children, on the rank (60,000 positions of three pairs). At temperature 0 the
-# likeliest child is right somewhat more often than its probability says, the others as often (68,000 positions of a
-# trained EAGLE-3 head; docs/log.md, node values).
+# draft's own probability (24,000 positions of a trained EAGLE-3 head at temperatures 1 and 0.8); of drawn children, on
+# the rank (60,000 positions of three better drafts). At temperature 0 the likeliest child is right somewhat more often
+# than its probability says, the others as often (68,000 positions of that head; docs/log.md, node values).
 _DRAWN = (0.64, 0.09, 0.045, 0.03, 0.02, 0.015, 0.01, 0.01)
 _RANKED = (
-    (0.33, 0.44, 0.54, 0.70, 0.83, 0.95),
-    (0.27, 0.21, 0.15, 0.08, 0.04, 0.01),
-    (0.18, 0.14, 0.10, 0.054, 0.027, 0.006),
-    (0.13, 0.10, 0.068, 0.041, 0.017, 0.005),
+    (0.17, 0.20, 0.25, 0.36, 0.55, 0.83),
+    (0.14, 0.14, 0.13, 0.095, 0.065, 0.025),
+    (0.08, 0.08, 0.08, 0.063, 0.042, 0.02),
+    (0.055, 0.06, 0.06, 0.045, 0.03, 0.01),
 )
 _LIKELIEST = (0.07, 0.10, 0.19, 0.31, 0.43, 0.59, 0.74, 0.85, 0.89, 0.98)
 _OTHERS = (0.02, 0.07, 0.15, 0.25, 0.35, 0.49, 0.49, 0.49, 0.49, 0.49)
 PRIORS: Mapping[Hashable, float] = {
-    GOES_ON: 0.6,
+    GOES_ON: 0.5,
     **{("drawn", rank): chance for rank, chance in enumerate(_DRAWN)},
     **{
         ("ranked", rank, lead): chance * 0.75 ** max(0, rank - 3)
