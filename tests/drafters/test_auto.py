@@ -71,6 +71,15 @@ def test_what_the_caller_sets_outranks_the_preset(place: Path, target: ToyTarget
     assert (found.depth, found.draft_dtype, found.guarantee) == (5, "bfloat16", "same_distribution")
 
 
+def test_a_rule_for_chains_takes_back_the_trees_of_the_preset(place: Path, target: ToyTarget) -> None:
+    preset(place, method=["suffix", "eagle3"], num_steps=3, topk=2, tree_budget=6)
+    law = {"guarantee": "same_distribution", "rejection_sample_method": "block"}
+    found = settled(config(method="auto", **law), target)
+    assert (found.depth, found.nodes, found.topk, found.tree_budget) == (3, 3, None, None)
+    with pytest.raises(ConfigError, match="'block' judges chains"):
+        settled(config(method="auto", topk=2, **law), target)
+
+
 def test_without_shipped_drafts_auto_needs_no_model(place: Path) -> None:
     stranger = ToyTarget(VOCAB, seed=3)
     assert settled(config(method="auto"), stranger).methods == ("suffix",)

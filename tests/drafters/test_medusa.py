@@ -268,6 +268,22 @@ def test_what_a_given_chain_promises_counts() -> None:
     assert lengths[-1] == 1
 
 
+def test_rounds_in_which_it_is_not_asked_tell_nothing_of_given_chains() -> None:
+    costs, given = DraftCosts(RowCosts.linear(0.1), 0.0), Draft.chain([7])
+    drafter, text = drafter_of(random_rows(), costs=costs), [1, 2, 3]
+    drafter.ingest(Context.of(text), torch.zeros(len(text) - 1, 1, 16))
+    lengths = []
+    for asked in (True, *[False] * 40, True):
+        draft = Draft.chain([7] * 4)  # the method before it fills the budget
+        if asked:
+            [draft] = drafter.propose([Context.of(text)], [FOUR], [given])
+            lengths.append(len(draft))
+        scores, features = Scores(torch.zeros(1 + len(draft), VOCAB)), torch.zeros(1, 1, 16)
+        drafter.observe([RoundResult(0, (0,), (), draft, scores, features=features)])
+        text.append(0)
+    assert lengths[0] == lengths[1] > 1
+
+
 @pytest.mark.parametrize("size", [VOCAB - 4, VOCAB + 4])
 @pytest.mark.parametrize("guarantee", list(Guarantee))
 def test_rows_of_another_width_are_padded_or_cut(size: int, guarantee: Guarantee) -> None:

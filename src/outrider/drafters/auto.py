@@ -14,6 +14,7 @@ from outrider.models.shipped import ShippedDrafts, auto_settings, find_shipped
 
 _LOG = logging.getLogger(__name__)
 _DEPTHS = ("num_speculative_tokens", "num_steps")
+_TREES = ("topk", "tree_budget")
 
 
 def settled(config: SpeculativeConfig, target: TargetModel) -> SpeculativeConfig:
@@ -34,7 +35,7 @@ def settled(config: SpeculativeConfig, target: TargetModel) -> SpeculativeConfig
 
 
 def _given(config: SpeculativeConfig, preset: Mapping[str, Any]) -> dict[str, Any]:
-    """What the caller set, with the preset's other name of the same setting taken back."""
+    """What the caller set, with what of the preset does not go with it taken back."""
     defaults = SpeculativeConfig()
     given = {
         field.name: getattr(config, field.name)
@@ -43,6 +44,8 @@ def _given(config: SpeculativeConfig, preset: Mapping[str, Any]) -> dict[str, An
     }
     if any(key in given for key in _DEPTHS):
         given |= {key: None for key in _DEPTHS if key in preset and key not in given}
+    if config.rejection_sample_method == "block":  # of chains
+        given |= {key: None for key in _TREES if key in preset and key not in given}
     return given
 
 

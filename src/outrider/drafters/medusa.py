@@ -114,7 +114,7 @@ class MedusaDrafter:
             known.given.observe(result, known.below)
             known.asking.observe(result)
             known.values.observe(result, known.kinds)
-            known.kinds = {}
+            known.kinds, known.below = {}, 0
 
     def fork(self, parent_id: int, sequence_id: int, length: int) -> None:
         parent = self._known.get(parent_id) or _Known(NodeValues({}))
