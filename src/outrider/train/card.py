@@ -57,12 +57,13 @@ def _outcome(figures: Mapping[str, Any]) -> str:
     shares = " ".join(f"{share:.2f}" for share in figures["acceptance_by_position"])
     return f"""## What it came to
 
-On {figures["held_out_texts"]} held-out prompts, greedy, decoded live by chains of full length, none of them cut to what
-is worth its cost as drafts are by default:
+On {figures["held_out_texts"]} held-out prompts, greedy, decoded live:
 
-* {figures["tokens_per_pass"]:.2f} tokens per pass ({figures["tokens_per_pass_offline"]:.2f} counted offline)
-* drafts kept to depth 1, 2, ...: {shares}
-* {figures["speed_ratio"]:.2f} times plain decoding on the machine that trained it
+* {figures["tokens_per_pass"]:.2f} tokens per pass ({figures["tokens_per_pass_offline"]:.2f} counted offline), by chains
+  of full length
+* drafts of these kept to depth 1, 2, ...: {shares}
+* {figures["speed_ratio"]:.2f} times plain decoding on the machine that trained it, by chains cut to what is worth its
+  cost, as they are by default
 * {figures["differing_texts"]} texts differed from plain decoding
 """
 

@@ -20,12 +20,12 @@ AGREEMENT = 0.02
 
 @dataclass(frozen=True)
 class Live:
-    """What a draft came to in decoding at temperature 0, one chain per round."""
+    """What a draft came to in decoding at temperature 0."""
 
-    stats: SpeculationStats
+    stats: SpeculationStats  # of chains of full length, as those counted offline
     differing: int  # texts that are not those of plain decoding
     plain_seconds: float  # decoding of the timed texts
-    drafted_seconds: float
+    drafted_seconds: float  # likewise, drafts cut to what is worth its cost, as they are by default
 
     @property
     def speed(self) -> float:
@@ -50,21 +50,27 @@ class Live:
 def measure_live(
     llm: LLM, method: str, draft: Path, texts: Sequence[Text], num_spec_tokens: int, most_new: int
 ) -> Live:
-    """Decodes the prompts of `texts` (temperature 0) with chains of `num_spec_tokens` by the draft in a folder."""
+    """Decodes the prompts of `texts` (temperature 0) with chains of up to `num_spec_tokens` by the draft in a folder.
+
+    Some are decoded alone, in turn with plain decoding, and timed.
+    """
     speculation = {"method": method, "model": str(draft), "num_speculative_tokens": num_spec_tokens}
     # What the check at load would tell is measured here on more texts, by chains as long as those counted offline.
-    drafting = llm.with_speculation({**speculation, "check_draft": False, "cut_drafts": False})
+    counted = llm.with_speculation({**speculation, "check_draft": False, "cut_drafts": False})
+    used = llm.with_speculation({**speculation, "check_draft": False})
     sampling = SamplingParams(temperature=0.0, max_tokens=most_new)
-    timed, rest = texts[:_ALONE], texts[_ALONE:]
     plain_seconds = drafted_seconds = 0.0
-    done: list[Completion] = []
-    for text in timed:
+    timed: list[Completion] = []
+    for text in texts[:_ALONE]:
         [plain] = llm.generate([list(text.prompt)], sampling)
-        [drafted] = drafting.generate([list(text.prompt)], sampling)
+        [drafted] = used.generate([list(text.prompt)], sampling)
         plain_seconds += plain.timings.decode_seconds
         drafted_seconds += drafted.timings.decode_seconds
-        done.append(drafted)
-    done += drafting.generate([list(text.prompt) for text in rest], sampling) if rest else []
-    differing = sum(text.answer != found.token_ids for text, found in zip(texts, done))
-    stats = SpeculationStats.total([found.stats for found in done])
-    return Live(stats, differing, plain_seconds, drafted_seconds)
+        timed.append(drafted)
+    full = counted.generate([list(text.prompt) for text in texts], sampling)
+    differing = {
+        text.prompt for written in (timed, full) for text, one in zip(texts, written)
+        if one.token_ids != text.answer
+    }  # fmt: skip
+    stats = SpeculationStats.total([one.stats for one in full])
+    return Live(stats, len(differing), plain_seconds, drafted_seconds)
