@@ -170,12 +170,12 @@ def _shipped(name: str, draft: str, bar: float, **settings: Any) -> Cell:
 
 
 def shipped_methods() -> tuple[Method, ...]:
-    """The trained drafts there are, as chains, as trees, and behind a method that needs no model."""
+    """The trained drafts there are, as chains and trees that are never cut, and behind a method that needs no model."""
     found = []
     for draft in ("eagle3", "medusa", "draft_model"):
         if (PLACE / NAME / draft).is_dir():
-            chain = _shipped(f"shipped {draft} chain", draft, _SHIPPED_BAR)
-            tree = _shipped(f"shipped {draft} tree", draft, _SHIPPED_BAR, topk=2)
+            chain = _shipped(f"shipped {draft} chain", draft, _SHIPPED_BAR, cut_drafts=False)
+            tree = _shipped(f"shipped {draft} tree", draft, _SHIPPED_BAR, topk=2, cut_drafts=False)
             behind = _shipped(f"suffix, shipped {draft}", draft, _SHIPPED_BAR, method=["suffix", draft],
                               num_speculative_tokens=4)  # fmt: skip
             found.append(Method((chain, tree, behind)))
