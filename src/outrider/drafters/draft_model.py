@@ -11,7 +11,7 @@ import torch
 from outrider.core.protocols import Chunk, TargetModel
 from outrider.core.records import Budget, Context, Draft, RoundResult, TokenView
 from outrider.core.tree import TokenTree
-from outrider.drafters.growth import UNCUT, Growth, GrowthSettings
+from outrider.drafters.growth import UNCUT, Growth, GrowthSettings, ScoreRows
 from outrider.drafters.rows import DraftRows, DraftVocabulary
 
 _RIDING = 16  # certain tokens that may ride along with a draft; more are cached by a forward of their own
@@ -49,22 +49,8 @@ class ModelDrafter:
     def propose(
         self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft]
     ) -> list[Draft]:
-        grown = list(drafts)
         allowed = [self._allowed(*job) for job in zip(contexts, budgets, drafts)]
-        asked = [
-            i for i, b in enumerate(allowed) if b.depth > 0 and self._growth.asks(contexts[i], drafts[i])
-        ]
-        if asked:
-            self._read([contexts[i] for i in asked])
-            answers = self._growth.grow(
-                [contexts[i] for i in asked],
-                [allowed[i] for i in asked],
-                [drafts[i] for i in asked],
-                self._rows,
-            )
-            for i, draft in zip(asked, answers):
-                grown[i] = draft
-        return grown
+        return self._growth.propose(contexts, allowed, drafts, self._ready)
 
     def observe(self, results: Sequence[RoundResult]) -> None:
         """Counts which guesses were kept; the text is read when a draft is asked for."""
@@ -106,6 +92,10 @@ class ModelDrafter:
         known = self._known.get(context.sequence_id)
         new = context.tokens[len(known.tokens) if known else 0 :]
         return max((*new, *draft.nodes.tokens), default=0) >= self.lm.vocab_size
+
+    def _ready(self, contexts: Sequence[Context]) -> ScoreRows:
+        self._read(contexts)
+        return self._rows
 
     def _read(self, contexts: Sequence[Context]) -> None:
         """Takes in what became certain; a prompt or a long backlog is cached at once, for all in one call."""

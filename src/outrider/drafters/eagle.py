@@ -10,7 +10,7 @@ import torch
 
 from outrider.core.records import Budget, Context, Draft, RoundResult
 from outrider.core.tree import TokenTree
-from outrider.drafters.growth import UNCUT, Growth, GrowthSettings
+from outrider.drafters.growth import UNCUT, Growth, GrowthSettings, ScoreRows
 from outrider.drafters.rows import DraftRows, DraftVocabulary
 from outrider.models.head_cache import DraftHead, Entries, Guesses
 
@@ -53,24 +53,8 @@ class EagleDrafter:
     def propose(
         self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft]
     ) -> list[Draft]:
-        grown = list(drafts)
         allowed = [self._allowed(*job) for job in zip(contexts, budgets, drafts)]
-        asked = [
-            i for i, b in enumerate(allowed) if b.depth > 0 and self._growth.asks(contexts[i], drafts[i])
-        ]
-        if asked:
-            rows = self._rows_of([contexts[i].sequence_id for i in asked])
-            answers = self._growth.grow(
-                [contexts[i] for i in asked],
-                [allowed[i] for i in asked],
-                [drafts[i] for i in asked],
-                lambda some, given, wanted: self._scored(
-                    [rows[one.sequence_id] for one in some], given, wanted
-                ),
-            )
-            for i, draft in zip(asked, answers):
-                grown[i] = draft
-        return grown
+        return self._growth.propose(contexts, allowed, drafts, self._ready)
 
     def observe(self, results: Sequence[RoundResult]) -> None:
         """Counts which guesses were kept; features of what became certain wait for the next draft."""
@@ -138,6 +122,12 @@ class EagleDrafter:
                 long.append(known.taken_in(sequence_id, known.made))
         if long:
             self.head.extend(long)
+
+    def _ready(self, contexts: Sequence[Context]) -> ScoreRows:
+        rows = self._rows_of([context.sequence_id for context in contexts])
+        return lambda some, trees, wanted: self._scored(
+            [rows[context.sequence_id] for context in some], trees, wanted
+        )
 
     def _rows_of(self, sequence_ids: Sequence[int]) -> dict[int, _Rows]:
         """What each sequence has certain is taken in; the row of its pending token is known from then on."""

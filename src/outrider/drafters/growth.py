@@ -29,6 +29,9 @@ ScoreRows = Callable[
 """One forward of a draft model: of each tree the rows asked for, in their order. A tensor [rows, n] speaks of the
 target's first n tokens."""
 
+Ready = Callable[[Sequence[Context]], ScoreRows]
+"""Takes in what became certain of these contexts, before their drafts grow, and answers with what scores them."""
+
 
 class SampleMethod(str, Enum):
     """How a draft model's rows become tokens: by the request's sampling, or the most probable token."""
@@ -88,10 +91,20 @@ class Growth:
         self._costs = costs
         self._known: dict[int, _Known] = {}
 
-    def asks(self, context: Context, draft: Draft) -> bool:
-        """Whether the text keeps enough of what is grown below such a draft that it is worth asking the model
-        (`drafters.asking`); to be called once a round, before the model is run."""
-        return self._costs.free or self._of(context.sequence_id).asking.asks(len(draft))
+    def propose(self, contexts: Sequence[Context], allowed: Sequence[Budget], drafts: Sequence[Draft],
+                ready: Ready) -> list[Draft]:  # fmt: skip
+        """A round of a drafter: as `grow`, but only for contexts that are allowed any depth, and whose text keeps what
+        is grown below such a draft often enough (`drafters.asking`). One call a round."""
+        grown = list(drafts)
+        asked = [
+            i for i, budget in enumerate(allowed) if budget.depth > 0 and self._asks(contexts[i], drafts[i])
+        ]
+        if asked:
+            some = [contexts[i] for i in asked]
+            answers = self.grow(some, [allowed[i] for i in asked], [drafts[i] for i in asked], ready(some))
+            for i, draft in zip(asked, answers):
+                grown[i] = draft
+        return grown
 
     def grow(self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft],
              score: ScoreRows) -> list[Draft]:  # fmt: skip
@@ -125,6 +138,9 @@ class Growth:
     def forget(self, sequence_id: int) -> None:
         """Frees what is known of a sequence."""
         self._known.pop(sequence_id, None)
+
+    def _asks(self, context: Context, draft: Draft) -> bool:
+        return self._costs.free or self._of(context.sequence_id).asking.asks(len(draft))
 
     def _goes_on(self, plant: Plant) -> bool:
         """Whether another level could add to a plant: there is room, or a point mass may take the place of a worse."""

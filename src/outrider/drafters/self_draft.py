@@ -78,17 +78,8 @@ class SelfDrafter:
     def propose(
         self, contexts: Sequence[Context], budgets: Sequence[Budget], drafts: Sequence[Draft]
     ) -> list[Draft]:
-        grown = list(drafts)
         allowed = [self._allowed(*job) for job in zip(contexts, budgets, drafts)]
-        asked = [
-            i for i, b in enumerate(allowed) if b.depth > 0 and self._growth.asks(contexts[i], drafts[i])
-        ]
-        answers = self._growth.grow(
-            [contexts[i] for i in asked], [allowed[i] for i in asked], [drafts[i] for i in asked], self._rows
-        )
-        for i, draft in zip(asked, answers):
-            grown[i] = draft
-        return grown
+        return self._growth.propose(contexts, allowed, drafts, lambda _: self._rows)
 
     def observe(self, results: Sequence[RoundResult]) -> None:
         """Counts which guesses were kept; the text is read when a draft is asked for."""
