@@ -24,11 +24,10 @@ from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
-from trained_rows import trained_pairs
+from trained_rows import DraftRows, trained_pairs
 
 from outrider import LLM, SamplingParams
 from outrider.core.accept import proposals
@@ -47,16 +46,6 @@ MODEL = "smollm2-135m"
 CHUNK = 32  # positions scored at once
 STRIDE = 7  # through the questions, so that any number of texts spans the tasks
 LONGEST_PROMPT = 1200
-
-
-class DraftRows(Protocol):
-    """A draft model on the target's text."""
-
-    def rows(self, context: Context, draft: Draft) -> torch.Tensor:
-        """[n + 1, vocab] logits after the context and after each node of a chain; valid until the next call."""
-
-    def release(self, sequence_id: int) -> None:
-        """Frees what is held of a text."""
 
 
 @dataclass(frozen=True)

@@ -69,16 +69,6 @@ class Traces:
             "drafting": round(self.total(name, "drafting", task) / rounds, 4),
         }
 
-    def ratio(self, above: Mapping[str, Floats], below: Mapping[str, Floats]) -> dict[str, float]:
-        """Seconds of one choice over those of another, both by task and question, with a 90 % interval."""
-        random, drawn = np.random.default_rng(0), np.zeros((2, DRAWS))
-        for task, first in above.items():
-            picks = random.integers(len(first), size=(DRAWS, len(first)))
-            drawn += np.stack([first[picks].sum(axis=1), below[task][picks].sum(axis=1)])
-        low, high = np.quantile(drawn[0] / drawn[1], [0.05, 0.95])
-        ratio = sum(s.sum() for s in above.values()) / sum(s.sum() for s in below.values())
-        return {"ratio": round(float(ratio), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
-
     def of(self, name: str, task: str | None = None) -> dict[str, Floats]:
         """Seconds of one engine, by task and question."""
         return {t: self.seconds[t][name] for t in self.tasks if task in (None, t)}
@@ -86,6 +76,17 @@ class Traces:
     def best(self, names: Sequence[str]) -> dict[str, str]:
         """By task the engine that took least."""
         return {t: min(names, key=lambda name: float(self.seconds[t][name].sum())) for t in self.tasks}
+
+
+def ratio_of(above: Mapping[str, Floats], below: Mapping[str, Floats]) -> dict[str, float]:
+    """What one choice took over what another did, both by task and question, with a 90 % interval."""
+    random, drawn = np.random.default_rng(0), np.zeros((2, DRAWS))
+    for task, first in above.items():
+        picks = random.integers(len(first), size=(DRAWS, len(first)))
+        drawn += np.stack([first[picks].sum(axis=1), below[task][picks].sum(axis=1)])
+    low, high = np.quantile(drawn[0] / drawn[1], [0.05, 0.95])
+    ratio = sum(s.sum() for s in above.values()) / sum(s.sum() for s in below.values())
+    return {"ratio": round(float(ratio), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
 
 
 def report(answers: Sequence[Answer], lists: Sequence[str], temperatures: Sequence[float],
@@ -117,7 +118,7 @@ def _methods(traces: Traces) -> dict[str, Any]:
             continue
         figures[name] = {
             column: {
-                **traces.ratio(traces.of(PLAIN, task), traces.of(name, task)),
+                **ratio_of(traces.of(PLAIN, task), traces.of(name, task)),
                 **traces.counts(name, task),
             }
             for column, task in zip(columns, [*traces.tasks, None])
@@ -142,15 +143,15 @@ def _hindsight(traces: Traces, singles: Sequence[str], lists: Sequence[str]) -> 
     by_question = {t: np.min([traces.seconds[t][name] for name in singles], axis=0) for t in traces.tasks}
     figures: dict[str, Any] = {
         "best": best,
-        "best_by_task": traces.ratio(traces.of(PLAIN), by_task),
-        "best_by_question": traces.ratio(traces.of(PLAIN), by_question),
+        "best_by_task": ratio_of(traces.of(PLAIN), by_task),
+        "best_by_question": ratio_of(traces.of(PLAIN), by_question),
         "lists": {},
     }
     columns = [*(f"{task}: {name}" for task, name in best.items()), "best by task", "best by question"]
     _head("speed, x best single method in hindsight", columns)
     for name in lists:
-        row = [traces.ratio({task: by_task[task]}, traces.of(name, task)) for task in traces.tasks]
-        row += [traces.ratio(by_task, traces.of(name)), traces.ratio(by_question, traces.of(name))]
+        row = [ratio_of({task: by_task[task]}, traces.of(name, task)) for task in traces.tasks]
+        row += [ratio_of(by_task, traces.of(name)), ratio_of(by_question, traces.of(name))]
         figures["lists"][name] = dict(zip([*traces.tasks, "best_by_task", "best_by_question"], row))
         _row(name, [_shown(figure) for figure in row])
     print(f"\nBest single method over plain: {_shown(figures['best_by_task'])} by task, "

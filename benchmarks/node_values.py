@@ -10,14 +10,13 @@ cost. All texts must equal plain decoding. Intervals are 90 %, of the ratio, ove
 from __future__ import annotations
 
 import argparse
-import json
-import os
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+from methods import Question, questions
+from methods_report import ratio_of
 
-from outrider import LLM, Completion, SamplingParams
+from outrider import LLM, SamplingParams
 from outrider.core.law import NodeLaw
 from outrider.core.noise import Place
 from outrider.drafters.growth import Growth, _Buds
@@ -25,9 +24,9 @@ from outrider.drafters.plant import Plant
 from outrider.drafters.rows import log_probs
 from outrider.drafters.values import NodeValues
 
-FILES = ("spec_bench.jsonl", "gsm8k_test.jsonl", "humaneval.jsonl")
+TASKS = ("mt_bench", "gsm8k_test", "humaneval")
 BUDGETS = (8, 12, 24)
-RESAMPLES = 2000
+TOKENS = 128
 
 
 def by_log_q(growth: Growth, plant: Plant, row: int, law: NodeLaw, known: NodeValues) -> _Buds:
@@ -39,45 +38,25 @@ def by_log_q(growth: Growth, plant: Plant, row: int, law: NodeLaw, known: NodeVa
     return _Buds(contest.tokens, log_probs(law.logits, indices, float(law.logits.max())))
 
 
-def questions(count: int) -> list[str]:
-    """The first prompts of each set."""
-    found = []
-    for name in FILES:
-        path = Path(os.environ["OUTRIDER_PROMPTS"]) / name
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:count]]
-        found += [
-            record["turns"][0] if "turns" in record else record.get("question", record.get("prompt"))
-            for record in records
-        ]
-    return found
-
-
-def written(llm: LLM, question: str, params: SamplingParams) -> Completion:
-    prompt = llm.tokenizer.chat([{"role": "user", "content": question}]).token_ids
-    [completion] = llm.generate([list(prompt)], params)
-    return completion
-
-
-def compared(plain: LLM, budget: int, prompts: list[str], params: SamplingParams) -> str:
+def compared(plain: LLM, budget: int, asked: list[Question], params: SamplingParams) -> str:
     """A line of the table."""
     settings = {"method": "eagle3", "num_steps": 5, "topk": 3, "tree_budget": budget,
                 "cut_drafts": False, "check_draft": False}  # fmt: skip
     tree = plain.with_speculation(settings)
     rounds = []
-    for prompt in prompts:
-        text = written(plain, prompt, params).token_ids
-        measured = written(tree, prompt, params)
+    for question in asked:
+        prompt = list(question.ids)
+        [text] = plain.generate([prompt], params)
+        [measured] = tree.generate([prompt], params)
         with patch.object(Growth, "_ranked", by_log_q):
-            by_q = written(tree, prompt, params)
-        assert measured.token_ids == by_q.token_ids == text, "speculation changed a text"
-        rounds.append((len(text), measured.stats.num_rounds, by_q.stats.num_rounds))
-    counts = np.array(rounds, dtype=np.float64)
-    drawn = counts[np.random.default_rng(0).integers(len(counts), size=(RESAMPLES, len(counts)))].sum(axis=1)
-    low, high = np.quantile(drawn[:, 2] / drawn[:, 1], (0.05, 0.95))
-    tokens, measured_rounds, q_rounds = counts.sum(axis=0)
+            [by_q] = tree.generate([prompt], params)
+        assert measured.token_ids == by_q.token_ids == text.token_ids, "speculation changed a text"
+        rounds.append((len(text.token_ids), measured.stats.num_rounds, by_q.stats.num_rounds))
+    tokens, kept, log_q = np.array(rounds, dtype=np.float64).T
+    found = ratio_of({"all": log_q}, {"all": kept})
     return (
-        f"| {budget} | {tokens / measured_rounds:.2f} | {tokens / q_rounds:.2f} | "
-        f"{q_rounds / measured_rounds:.3f} ({low:.3f}–{high:.3f}) |"
+        f"| {budget} | {tokens.sum() / kept.sum():.2f} | {tokens.sum() / log_q.sum():.2f} | "
+        f"{found['ratio']:.3f} ({found['low']:.3f}–{found['high']:.3f}) |"
     )
 
 
@@ -86,11 +65,12 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=12, help="of each of three sets")
     parser.add_argument("--temperature", type=float, default=0.8)
     options = parser.parse_args()
-    plain, prompts = LLM("smollm2-135m"), questions(options.prompts)
-    params = SamplingParams(temperature=options.temperature, max_tokens=128, seed=11)
+    plain = LLM("smollm2-135m")
+    asked = questions(plain, TASKS, options.prompts, TOKENS)
+    params = SamplingParams(temperature=options.temperature, max_tokens=TOKENS, seed=11)
     print("| nodes | by what texts kept | by cumulative log q | ratio |\n|---|---|---|---|")
     for budget in BUDGETS:
-        print(compared(plain, budget, prompts, params), flush=True)
+        print(compared(plain, budget, asked, params), flush=True)
 
 
 if __name__ == "__main__":

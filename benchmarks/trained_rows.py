@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,11 +20,12 @@ from outrider.models.settings import RunSettings
 from outrider.models.shipped import shipped_drafts
 
 
-class FirstGuess(Protocol):
-    """The first guess of a shipped draft at every pending token."""
+class DraftRows(Protocol):
+    """A draft on the target's text."""
 
     def rows(self, context: Context, draft: Draft) -> torch.Tensor:
-        """[n + 1, vocab] logits after the context and each node of a chain; -inf for what the draft cannot say."""
+        """[n + 1, vocab] logits after the context and each node of a chain, -inf for what the draft cannot say; valid
+        until the next call."""
 
     def release(self, sequence_id: int) -> None:
         """Frees what is held of a text."""
@@ -49,43 +51,45 @@ class States:
         self._known.pop(sequence_id, None)
 
 
-class EagleGuess:
-    """An EAGLE head in float32, every entry made anew from the target's own states."""
+Guess = Callable[[tuple[int, ...], torch.Tensor, int], torch.Tensor]
+"""(tokens [n + 1], states [n, taps, hidden], count) -> logits [count, draft vocab] after each of the last tokens."""
 
-    def __init__(self, head: EagleHead, states: States) -> None:
-        self._head, self._states = head, states
+
+class HeadRows:
+    """The first guess of a head at every pending token, on the target's own states."""
+
+    def __init__(self, states: States, token_map: torch.Tensor | None, guess: Guess) -> None:
+        self._states, self._token_map, self._guess = states, token_map, guess
         self.release = states.release
 
     @torch.inference_mode()
     def rows(self, context: Context, draft: Draft) -> torch.Tensor:
         tokens = (*context.tokens, *draft.nodes.tokens)
         states = self._states.of(context.sequence_id, tokens[:-1])
-        entries = len(states)
-        earlier = torch.ones(entries, entries, dtype=torch.bool).tril()
-        thoughts = self._head(
-            torch.tensor(tokens[1:]), self._head.fuse(states), torch.arange(entries),
-            lambda queries, keys, values: attention(queries, keys.transpose(0, 1), values.transpose(0, 1), earlier),
-        )  # fmt: skip
-        logits = self._head.lm_head(thoughts.spoken[-1 - len(draft) :])
-        return spread(logits, self._head.token_map, self._states.vocab_size)
+        return spread(self._guess(tokens, states, 1 + len(draft)), self._token_map, self._states.vocab_size)
 
 
-class MedusaGuess:
-    """The first of a set of Medusa heads."""
-
-    def __init__(self, heads: MedusaHeads, states: States) -> None:
-        self._heads, self._states = heads, states
-        self.release = states.release
-
-    @torch.inference_mode()
-    def rows(self, context: Context, draft: Draft) -> torch.Tensor:
-        tokens = (*context.tokens, *draft.nodes.tokens)
-        states = self._states.of(context.sequence_id, tokens[:-1])
-        logits = self._heads(states[-1 - len(draft) :, 0], 1)[:, 0]
-        return spread(logits, self._heads.token_map, self._states.vocab_size)
+def eagle_guess(head: EagleHead, tokens: tuple[int, ...], states: torch.Tensor, count: int) -> torch.Tensor:
+    """An EAGLE head in float32, every entry made anew."""
+    entries = len(states)
+    earlier = torch.ones(entries, entries, dtype=torch.bool).tril()
+    thoughts = head(
+        torch.tensor(tokens[1:]), head.fuse(states), torch.arange(entries),
+        lambda queries, keys, values: attention(queries, keys.transpose(0, 1), values.transpose(0, 1), earlier),
+    )  # fmt: skip
+    logits: torch.Tensor = head.lm_head(thoughts.spoken[-count:])
+    return logits
 
 
-class ModelGuess:
+def medusa_guess(
+    heads: MedusaHeads, tokens: tuple[int, ...], states: torch.Tensor, count: int
+) -> torch.Tensor:
+    """The first of a set of Medusa heads, which reads no token."""
+    logits: torch.Tensor = heads(states[-count:, 0], 1)[:, 0]
+    return logits
+
+
+class ModelRows:
     """A draft model with a cache of its own."""
 
     def __init__(self, model: MappedModel, vocab_size: int) -> None:
@@ -106,7 +110,7 @@ def spread(logits: torch.Tensor, token_map: torch.Tensor | None, vocab_size: int
     return rows
 
 
-def trained_pairs(model: str, threads: int | None) -> dict[str, Callable[[], FirstGuess]]:
+def trained_pairs(model: str, threads: int | None) -> dict[str, Callable[[], DraftRows]]:
     """The shipped drafts by name."""
 
     def copy() -> TappedTarget:
@@ -114,23 +118,23 @@ def trained_pairs(model: str, threads: int | None) -> dict[str, Callable[[], Fir
         assert isinstance(loaded, TappedTarget)
         return loaded
 
-    def eagle3() -> FirstGuess:
+    def eagle3() -> DraftRows:
         target = copy()
         head = read_head(shipped_drafts(target)["eagle3"])
         module = EagleHead(head, target.token_weights(), num_layers=target.num_layers).eval()
-        return EagleGuess(module, States(target, module.taps))
+        return HeadRows(States(target, module.taps), module.token_map, partial(eagle_guess, module))
 
-    def medusa() -> FirstGuess:
+    def medusa() -> DraftRows:
         target = copy()
         head = read_head(shipped_drafts(target)["medusa"])
         heads = MedusaHeads(head, target.token_weights()).eval()
-        return MedusaGuess(heads, States(target, (target.num_layers,)))
+        return HeadRows(States(target, (target.num_layers,)), heads.token_map, partial(medusa_guess, heads))
 
-    def draft_model() -> FirstGuess:
+    def draft_model() -> DraftRows:
         target = copy()
         path = shipped_drafts(target)["draft_model"]
         lent = load_borrowing(read_borrowing(path, path.name), target, RunSettings(threads=threads), "cpu")
         assert isinstance(lent, MappedModel), "the shipped draft model speaks a part of the vocabulary"
-        return ModelGuess(lent, target.vocab_size)
+        return ModelRows(lent, target.vocab_size)
 
     return {"shipped eagle3": eagle3, "shipped medusa": medusa, "shipped draft_model": draft_model}
