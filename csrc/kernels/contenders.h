@@ -47,11 +47,13 @@ inline Hashes of_ids(const int64_t *ids, uint64_t start) {
   return moved({_mm512_mullo_epi64(_mm512_loadu_si512(ids), golden), _mm512_mullo_epi64(_mm512_loadu_si512(ids + 8), golden)}, start);
 }
 
-// Bit i: the number of column i exceeds the floor, or its hash is `least` or more.
+// Bit i: the number of column i exceeds the floor, or its hash is `least` or more. The masks are joined as masks and the
+// numbers read before: GCC 12 writes a mask of 8 bits that it has to set aside as one byte, and may read four back.
 inline unsigned chosen(const float *x, const Hashes &hashes, float floor, uint64_t least) {
+  const __m512 numbers = _mm512_loadu_ps(x);
   const __m512i bound = _mm512_set1_epi64((int64_t)least);
-  const unsigned low = _mm512_cmpge_epu64_mask(mixed(hashes.low), bound), high = _mm512_cmpge_epu64_mask(mixed(hashes.high), bound);
-  return _mm512_cmp_ps_mask(_mm512_loadu_ps(x), _mm512_set1_ps(floor), _CMP_GT_OQ) | low | high << 8;
+  const __mmask8 low = _mm512_cmpge_epu64_mask(mixed(hashes.low), bound), high = _mm512_cmpge_epu64_mask(mixed(hashes.high), bound);
+  return _mm512_kor(_mm512_cmp_ps_mask(numbers, _mm512_set1_ps(floor), _CMP_GT_OQ), _mm512_kunpackb(high, low));
 }
 
 #else
