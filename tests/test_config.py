@@ -98,6 +98,7 @@ def test_the_caller_s_settings_are_left_as_they_are() -> None:
         ({"method": 3}, "method"),
         ({"method": [None]}, "method must be a name"),
         ({3: 4}, "unknown key 3"),
+        ({"qqq": 1}, "unknown key 'qqq'; known: method, "),
         ({"method": "ngram", "guarantee": None}, "guarantee must be one of"),
         ({"method": "ngram", "num_speculative_tokens": 10**8}, "at most 1024"),
         ({"model": "m", "topk": 65}, "topk must be at most 64, not 65"),

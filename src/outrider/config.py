@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from outrider.errors import ConfigError, nearest
+from outrider.errors import ConfigError, nearest_or_all
 
 BUILT_IN_METHODS = (
     "none", "ngram", "suffix", "recycling", "lookahead", "draft_model", "self_draft", "medusa", "eagle", "eagle3",
@@ -118,7 +118,7 @@ class SpeculativeConfig:
 
     @staticmethod
     def of(settings: Mapping[str, Any] | SpeculativeConfig | None) -> SpeculativeConfig:
-        """Reads a mapping (left as it is); None is plain decoding. An unknown key names the nearest known one."""
+        """Reads a mapping (left as it is); None is plain decoding. An unknown key names the nearest known, or all."""
         if settings is None:
             return SpeculativeConfig()
         if isinstance(settings, SpeculativeConfig):
@@ -132,9 +132,7 @@ class SpeculativeConfig:
             if key in FUTURE_KEYS:
                 raise ConfigError(f"speculative_config: {key!r} is not supported yet; remove it")
             if key not in known:
-                raise ConfigError(
-                    f"speculative_config: unknown key {key!r}{nearest(key, [*known, *FUTURE_KEYS])}"
-                )
+                raise ConfigError(f"speculative_config: unknown key {key!r}{nearest_or_all(key, known)}")
         given = dict(settings)
         if "method" not in given:
             given["method"] = implied_method(given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -53,3 +53,8 @@ def nearest(name: object, known: Iterable[str]) -> str:
     """A hint for a misspelt name: `; did you mean 'x'?`, or nothing when none is near."""
     found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def nearest_or_all(name: object, known: Collection[str]) -> str:
+    """As `nearest`; where none is near, all are named."""
+    return nearest(name, known) or f"; known: {', '.join(known)}"

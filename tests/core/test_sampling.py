@@ -59,7 +59,7 @@ def test_a_request_may_shorten_its_drafts_or_switch_them_off() -> None:
         ({"logit_bias": {"1": 1, 1: 2}}, "names token 1 twice"),
         ({"temperature": 10**400}, "temperature must be a finite number"),
         ({"seed": 10**5000}, "an integer of 16610 bits"),
-        ({"speculative": {1: 2}}, "unknown key 1"),
+        ({"speculative": {1: 2}}, "unknown key 1; known: off, n_max, "),
         ({"stop": ["fine", "x\ud800"]}, "stop: 'x\\ud800' is not valid Unicode (a lone surrogate)"),
         ({"bad_words": ["\ud800"]}, "bad_words: '\\ud800' is not valid Unicode"),
         ({"seed": 2**64}, "seed"),

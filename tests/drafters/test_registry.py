@@ -52,7 +52,7 @@ def test_an_entry_point_is_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("ngrm", "did you mean 'ngram'"), ("qqq", "available: none, ngram")]
+    ("name", "message"), [("ngrm", "did you mean 'ngram'"), ("qqq", "known: none, .*, eagle3, auto")]
 )
 def test_an_unknown_method_is_refused_before_anything_is_loaded(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

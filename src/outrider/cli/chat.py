@@ -18,7 +18,7 @@ from outrider.cli.options import (
     sampling_params,
     speculation_options,
 )
-from outrider.errors import ParameterError, nearest
+from outrider.errors import ParameterError, nearest_or_all
 
 if TYPE_CHECKING:
     from outrider.core.sampling import SamplingParams
@@ -46,7 +46,7 @@ def chat(model: str, system: str | None, **given: Any) -> None:
         if message == "/reset":
             conversation.reset()
         elif re.fullmatch(r"/\w+", message):
-            hint = nearest(message, _COMMANDS) or f"; known: {', '.join(_COMMANDS)}"
+            hint = nearest_or_all(message, _COMMANDS)
             _complain(ParameterError(f"unknown command {message!r}{hint}"))
         else:
             try:

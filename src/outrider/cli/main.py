@@ -16,7 +16,7 @@ import click
 
 from outrider import __version__
 from outrider.cli.exit_codes import CLOSED_PIPE, INTERNAL_ERROR, INTERRUPTED, OUTPUT_ERROR, USER_ERROR
-from outrider.errors import OutriderError, nearest
+from outrider.errors import OutriderError, nearest, nearest_or_all
 
 # Each module is imported when its command runs or its help is shown; none of them imports torch at its top.
 _COMMANDS = {
@@ -46,7 +46,7 @@ class LazyCommands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in _COMMANDS and not args[0].startswith("-"):
-            hint = nearest(args[0], _COMMANDS) or f"; known: {', '.join(_COMMANDS)}"
+            hint = nearest_or_all(args[0], _COMMANDS)
             raise click.UsageError(f"unknown command {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
 

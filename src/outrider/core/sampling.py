@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from outrider.errors import ParameterError, nearest
+from outrider.errors import ParameterError, nearest_or_all
 
 _SEED_LIMIT = 1 << 64
 
@@ -27,7 +27,7 @@ class RequestSpeculation:
         known = ("off", "n_max", "n_min", "method")
         for key in options:
             if key not in known:
-                raise ParameterError(f"speculative: unknown key {key!r}{nearest(key, known)}")
+                raise ParameterError(f"speculative: unknown key {key!r}{nearest_or_all(key, known)}")
         for key in ("method", "n_min"):
             if options.get(key) is not None:
                 raise ParameterError(f"speculative: {key!r} cannot be chosen per request yet; remove it")
@@ -130,11 +130,11 @@ class SamplingParams:
 
     @staticmethod
     def from_mapping(options: Mapping[str, Any]) -> SamplingParams:
-        """Builds the record from a mapping; an unknown key is a `ParameterError` naming the nearest known one."""
+        """Builds the record from a mapping; an unknown key is a `ParameterError` naming the nearest known, or all."""
         known = [f.name for f in dataclasses.fields(SamplingParams)]
         for key in options:
             if key not in known:
-                raise ParameterError(f"unknown sampling parameter {key!r}{nearest(key, known)}")
+                raise ParameterError(f"unknown sampling parameter {key!r}{nearest_or_all(key, known)}")
         return SamplingParams(**options)
 
     @property

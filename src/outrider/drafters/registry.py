@@ -23,7 +23,7 @@ from outrider.drafters.self_draft import SelfDrafter, layer_bytes
 from outrider.drafters.setup import DrafterSetup
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.drafters.suffix_corpus import SuffixCorpus
-from outrider.errors import ConfigError, nearest
+from outrider.errors import ConfigError, nearest_or_all
 from outrider.models.borrowed_load import MappedModel
 from outrider.models.row_costs import bytes_of
 
@@ -63,9 +63,8 @@ def _factory(name: str) -> Callable[[DrafterSetup], Drafter]:
         return built_in[name]
     found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if name not in found:
-        known = [*BUILT_IN_METHODS, *found]
-        hint = nearest(name, [*known, AUTO])
-        raise ConfigError(f"unknown method {name!r}{hint or '; available: ' + ', '.join(known)}")
+        known = [*BUILT_IN_METHODS, AUTO, *found]
+        raise ConfigError(f"unknown method {name!r}{nearest_or_all(name, known)}")
     factory: Callable[[DrafterSetup], Drafter] = found[name].load()
     return factory
 
