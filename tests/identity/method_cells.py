@@ -237,7 +237,8 @@ def _arch(target: TappedTarget) -> Arch:
 
 _EXIT = 6  # layers
 _SKIPPED = (12, 14, 16, 18, 20)
-_SHORT = {"num_speculative_tokens": 2}  # most of what these draft is rejected, and costs time
+# Most of what these draft is rejected, and costs time: few tokens, and not left alone for it.
+_SHORT = {"num_speculative_tokens": 2, "cut_drafts": False}
 
 METHODS = (
     Method((_cell("ngram", method="ngram"),)),
@@ -249,7 +250,7 @@ METHODS = (
             _cell("lookahead, small window", method="lookahead", max_window_size=3, max_verification_set_size=3))),
     Method((_cell("suffix, recycling", method=["suffix", "recycling"]),
             _cell("ngram, eagle3", eagle3_head, method=["ngram", "eagle3"], num_speculative_tokens=4))),
-    Method((_cell("self_draft", method="self_draft", skip_layers=_SKIPPED, **_SHORT),
+    Method((_cell("self_draft", bar=0.2, method="self_draft", skip_layers=_SKIPPED, **_SHORT),
             _cell("exit head chain", exit_head, method="self_draft", **_SHORT),
             _cell("exit head tree", exit_head, method="self_draft", topk=2, **_SHORT))),
     Method((_cell("draft_model chain", bar=0.5, method="draft_model", cut_drafts=False),
