@@ -98,6 +98,19 @@ def test_the_caller_s_settings_are_left_as_they_are() -> None:
         ({"method": 3}, "method"),
         ({"method": [None]}, "method must be a name"),
         ({3: 4}, "unknown key 3"),
+        ({"method": "suffix", "topk": 10**5000}, "topk must be at most 64, not an integer of 16610 bits"),
+        (
+            {"assistant_early_exit": 10**400},
+            "assistant_early_exit must be at most 2147483647, not an integer of",
+        ),
+        (
+            {"skip_layers": [-(10**5000)]},
+            "skip_layers must be a list of layer numbers, not a list with an integer too",
+        ),
+        (
+            {"method": "suffix", "suffix_decoding_max_spec_factor": 10**5000},
+            "0 to 1e+06, not an integer of 16610 bits",
+        ),
         ({"qqq": 1}, "unknown key 'qqq'; known: method, "),
         ({"method": "ngram", "guarantee": None}, "guarantee must be one of"),
         ({"method": "ngram", "num_speculative_tokens": 10**8}, "at most 1024"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from outrider.errors import ConfigError, nearest_or_all
+from outrider.errors import ConfigError, nearest_or_all, shown
 
 BUILT_IN_METHODS = (
     "none", "ngram", "suffix", "recycling", "lookahead", "draft_model", "self_draft", "medusa", "eagle", "eagle3",
@@ -51,6 +51,7 @@ MOST_DRAFTED = 1024
 """No draft is deeper, wider or larger than this: far beyond what any target scores at a profit."""
 MOST_CHILDREN = 64
 """No node of a draft has more children, and no level expands more nodes: the draft model scores each of them."""
+_MOST_COUNTED = 2**31 - 1
 _DRAFT_SIZES = (
     "num_speculative_tokens", "num_steps", "topk", "tree_budget", "prompt_lookup_min", "prompt_lookup_max",
     "recycling_successors", "max_window_size", "max_ngram_size", "max_verification_set_size",
@@ -232,10 +233,12 @@ class SpeculativeConfig:
                 continue
             least = 2 if name == "max_ngram_size" else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
-            most = MOST_CHILDREN if name == "topk" else MOST_DRAFTED
-            if name in _DRAFT_SIZES and value > most:
-                raise ConfigError(f"{name} must be at most {most}, not {value!r:.40}")
+                raise ConfigError(f"{name} must be an integer of at least {least}, not {shown(value)}")
+            most = _MOST_COUNTED
+            if name in _DRAFT_SIZES:
+                most = MOST_CHILDREN if name == "topk" else MOST_DRAFTED
+            if value > most:
+                raise ConfigError(f"{name} must be at most {most}, not {shown(value)}")
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if (value is not None or name == "guarantee") and value not in choices:
@@ -260,7 +263,7 @@ class SpeculativeConfig:
             if value is not None and (
                 isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= highest
             ):
-                raise ConfigError(f"{name} must be a number from 0 to {highest:g}, not {value!r}")
+                raise ConfigError(f"{name} must be a number from 0 to {highest:g}, not {shown(value)}")
 
     def _check_owners(self) -> None:
         own_names = [name for name in self.methods if name not in BUILT_IN_METHODS]
@@ -323,15 +326,14 @@ def implied_method(given: Mapping[str, Any]) -> str:
 def _layer_list(value: Any) -> tuple[int, ...]:
     good = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
     if not good or any(isinstance(v, bool) or not isinstance(v, int) or v < 0 for v in value):
-        raise ConfigError(f"skip_layers must be a list of layer numbers, not {value!r}")
+        raise ConfigError(f"skip_layers must be a list of layer numbers, not {shown(value)}")
     return tuple(value)
 
 
 def _schedule(value: Any) -> tuple[tuple[int, int, int], ...]:
     """`[[start, end, K], ...]`: batch sizes from start to end draft K tokens."""
-    message = (
-        f"num_speculative_tokens_per_batch_size must be [[start, end, K], ...] without overlap, not {value!r}"
-    )
+    name = "num_speculative_tokens_per_batch_size"
+    message = f"{name} must be [[start, end, K], ...] without overlap, not {shown(value)}"
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ConfigError(message)
     rows: list[tuple[int, int, int]] = []

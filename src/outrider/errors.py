@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from outrider.core.completion import Completion
 
+_MOST_SHOWN = 200  # characters
+
 
 class OutriderError(Exception):
     """Root of all errors meant for the user: one line that names the value and the remedy."""
@@ -47,6 +49,17 @@ class GenerationError(OutriderError):
     def __init__(self, message: str, completions: list[Completion]) -> None:
         super().__init__(message)
         self.completions = completions
+
+
+def shown(value: object) -> str:
+    """A value for a message: what Python refuses to print, or prints at length, is named by its size or cut."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        text = repr(value)
+    except ValueError:  # more digits than Python prints
+        return f"a {type(value).__name__} with an integer too long to print"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from outrider.config import MOST_DRAFTED
 from outrider.core.accept import Block, NoiseMatch, TokenLevel, Traversal
 from outrider.core.law import POINT_MASS, Drawn, DrawnWithoutReplacement, NodeLaw
 from outrider.core.noise import Place, RoundNoise
@@ -337,6 +338,18 @@ def test_a_row_without_a_law_fails_only_the_texts_that_lead_there(rule: Acceptan
     for chance, first in outcomes(run):
         law[first] += chance
     assert max(abs(law[(t,)] - p(())[t]) for t in range(3)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", [NoiseMatch(), *TREE_RULES], ids=lambda rule: type(rule).__name__)
+def test_trees_as_deep_as_any_draft_may_be_are_judged(rule: AcceptanceRule) -> None:
+    depth = MOST_DRAFTED - 1
+    tokens, parents = (0,) * depth, (None, *range(depth - 1))
+    tree = TokenTree((*tokens, 1), (*parents, None))  # a second child of the root beside the long chain
+    below = tuple((Group(POINT_MASS, (node,)),) for node in range(1, depth))
+    draft = Draft(tree, ((Group(POINT_MASS, (0, depth)),), *below, (), ()))
+    law = NodeLaw.of_probs(np.array([1.0, 0.0]))
+    verdict = rule.judge(draft, lambda row: law, RoundNoise(1, 0))
+    assert verdict.accepted == tuple(range(depth))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: type(r).__name__)

@@ -112,32 +112,57 @@ class Traversal:
     guarantee = Guarantee.SAME_DISTRIBUTION
 
     def judge(self, draft: Draft, laws: Laws, noise: Noise) -> Verdict:
-        verdict = self._visit(0, 1.0, (), draft, laws, noise)
-        assert verdict is not None, "the root is always accepted"
-        return verdict
+        path: list[_Visit] = []  # from the root to the row that is judged
+        row, weight = 0, 1.0
+        while True:
+            try:
+                path.append(_Visit(row, weight, laws(row).probs, proposals(draft, row)))
+            except ScoreError as error:
+                if _is_reached(row, weight, len(path), noise):
+                    return _without_next([*_nodes(path), row - 1] if path else (), error)
+                path[-1].refuse()
+            while (child := path[-1].next_child()) is None:
+                last, depth = path[-1], len(path) - 1
+                if _is_reached(last.row, last.weight, depth, noise):
+                    return Verdict(tuple(_nodes(path)), noise.choose(last.target, Place(depth, last.row)))
+                path.pop()
+                path[-1].refuse()
+            row, weight = child
 
-    def _visit(self, row: int, weight: float, path: tuple[int, ...], draft: Draft, laws: Laws,
-               noise: Noise) -> Verdict | None:  # fmt: skip
-        """The verdict if some node at or below this row is accepted, given that the row is worth `weight`."""
-        try:
-            target = laws(row).probs
-        except ScoreError as error:
-            leads_here = row == 0 or noise.accept(weight, Place(len(path) - 1, row))
-            return _without_next(path, error) if leads_here else None
-        for proposal in proposals(draft, row):
-            child_weight = min(1.0, weight * proposal.ratio(target, cap=np.inf))
-            if child_weight > 0.0:
-                verdict = self._visit(
-                    proposal.node + 1, child_weight, (*path, proposal.node), draft, laws, noise
-                )
-                if verdict is not None:
-                    return verdict
-            rest = proposal.residual(weight, target)
-            weight = _survival(float(rest.sum()), weight)
-            target = _normalised(rest, otherwise=target)
-        if row == 0 or noise.accept(weight, Place(len(path) - 1, row)):
-            return Verdict(path, noise.choose(target, Place(len(path), row)))
+
+class _Visit:
+    """A row under traversal: what it is worth, and what is left to emit there, after the children refused so far."""
+
+    def __init__(self, row: int, weight: float, target: Floats, children: Iterator[Proposal]) -> None:
+        self.row = row
+        self.weight = weight
+        self.target = target
+        self._children = children
+
+    def next_child(self) -> tuple[int, float] | None:
+        """The row of the next child that can be accepted, and what it is worth; those that cannot be are refused."""
+        for child in self._children:
+            self._child = child
+            weight = min(1.0, self.weight * child.ratio(self.target, cap=np.inf))
+            if weight > 0.0:
+                return child.node + 1, weight
+            self.refuse()
         return None
+
+    def refuse(self) -> None:
+        """Refuses the child that `next_child` named last."""
+        rest = self._child.residual(self.weight, self.target)
+        self.weight = _survival(float(rest.sum()), self.weight)
+        self.target = _normalised(rest, otherwise=self.target)
+
+
+def _is_reached(row: int, weight: float, depth: int, noise: Noise) -> bool:
+    """Whether a row worth `weight` is accepted when none below it is; the root always is."""
+    return row == 0 or noise.accept(weight, Place(depth - 1, row))
+
+
+def _nodes(path: Sequence[_Visit]) -> list[int]:
+    return [visit.row - 1 for visit in path[1:]]
 
 
 @dataclass(frozen=True, eq=False)

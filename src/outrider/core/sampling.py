@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from outrider.errors import ParameterError, nearest_or_all
+from outrider.errors import ParameterError, nearest_or_all, shown
 
 _SEED_LIMIT = 1 << 64
 
@@ -162,7 +162,7 @@ def _integer(name: str, value: Any, *, at_least: int, below: int | None = None) 
             raise ParameterError(f"{name} must be an integer, not {value!r}")
     if value < at_least or (below is not None and value >= below):
         bound = f"at least {at_least}" if below is None else f"between {at_least} and {below - 1}"
-        raise ParameterError(f"{name} must be {bound}, not {_shown(value)}")
+        raise ParameterError(f"{name} must be {bound}, not {shown(value)}")
     return int(value)
 
 
@@ -173,19 +173,12 @@ def _is_finite(value: float) -> bool:
         return False
 
 
-def _shown(value: Any) -> str:
-    """The value for a message; long integers are named by their size, since Python refuses to print them."""
-    if isinstance(value, int) and value.bit_length() > 256:
-        return f"an integer of {value.bit_length()} bits"
-    return repr(value)
-
-
 def _number(name: str, value: Any, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
-        raise ParameterError(f"{name} must be a finite number, not {_shown(value)}")
+        raise ParameterError(f"{name} must be a finite number, not {shown(value)}")
     if not low <= value <= high:
         bound = f"between {low:g} and {high:g}" if high < math.inf else f"at least {low:g}"
-        raise ParameterError(f"{name} must be {bound}, not {value!r}")
+        raise ParameterError(f"{name} must be {bound}, not {shown(value)}")
     return float(value)
 
 

@@ -12,7 +12,7 @@ from outrider.core.records import Budget, Context, Draft, RoundResult
 from outrider.core.tree import TokenTree
 from outrider.drafters.growth import UNCUT, Growth, GrowthSettings
 from outrider.drafters.rows import DraftRows, DraftVocabulary
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, shown
 from outrider.models.row_costs import bytes_of
 
 
@@ -64,7 +64,9 @@ class SelfDrafter:
         """Drafts with all layers but `skipped`. Raises `ConfigError` when those are none, all, or unknown."""
         for layer in skipped:
             if not 0 <= layer < target.num_layers:
-                raise ConfigError(f"skip_layers: layer {layer} is not one of 0 to {target.num_layers - 1}")
+                raise ConfigError(
+                    f"skip_layers: layer {shown(layer)} is not one of 0 to {target.num_layers - 1}"
+                )
         layers = [layer for layer in range(target.num_layers) if layer not in skipped]
         if not layers or len(layers) == target.num_layers:
             raise ConfigError(
