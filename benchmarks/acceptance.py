@@ -11,7 +11,7 @@ guess at every pending token). `1-TV` is the most that one drawn token can reach
 * hybrid: the best k - 1 of q and one drawn from the rest (2502.18779).
 The first is counted, the others are summed as chances given what was drawn. Intervals are 95 %, over texts (which are
 independent, positions within one are not). A second table says how often a ranked child was kept by rank and lead: the
-priors of `drafters/growth.py`. With --state what was counted is kept in a file and counted on. The last line is JSON.
+priors of `drafters/node_kinds.py`. With --state what was counted is kept in a file. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class NativeLibrary:
         self._check(self._c.outrider_finish(model))
 
     def weight_bytes(self, model: int) -> int:
-        """Bytes of all packed matrices."""
+        """Bytes that a pass reads: all packed matrices but an embedding beside a head of its own."""
         return int(self._c.outrider_weight_bytes(model))
 
     def page_bytes(self, model: int) -> int:

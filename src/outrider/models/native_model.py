@@ -86,7 +86,7 @@ class NativeModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the packed matrices, a tied embedding counted once."""
+        """Bytes that a pass reads: all packed matrices but an embedding beside a head of its own."""
         return self.library.weight_bytes(self.handle)
 
     def new_cache(self) -> NativeCache:
