@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from growth_cost import peaked_rows
 from peer_report import machine
 
 from outrider.core.accept import NoiseMatch
@@ -103,17 +104,6 @@ def texts(length: int) -> dict[str, list[int]]:
     return {"prose": prose, "edited": edited}
 
 
-def ready_rows(count: int) -> torch.Tensor:  # [count, vocab]
-    """Logits in which a few tokens stand out by 8 to 14 nats: the peakedness of a chat model's rows."""
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(count, VOCAB, generator=generator) * 2.0
-    for row in rows:
-        row[torch.randint(VOCAB, (6,), generator=generator)] += torch.tensor(
-            [14.0, 12.5, 12.0, 11.0, 9.0, 8.0]
-        )
-    return rows
-
-
 def kept(draft: Draft, following: Sequence[int]) -> tuple[int, ...]:
     """Nodes that the text holds, from the pending token down, at most `MOST_KEPT`."""
     nodes: list[int] = []
@@ -153,7 +143,7 @@ def draft_rounds(method: Method, text: Sequence[int], length: int, rounds: int, 
 
 def draft_costs(rounds: int, repeats: int) -> dict[str, Any]:
     """Median microseconds by method, text and length."""
-    written, rows = texts(LENGTHS[-1] + (rounds + 10) * (MOST_KEPT + 1)), ready_rows(64)
+    written, rows = texts(LENGTHS[-1] + (rounds + 10) * (MOST_KEPT + 1)), peaked_rows(64, VOCAB, 0)
     spent: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
     for _ in range(repeats):
         for name, method in METHODS.items():
@@ -281,7 +271,7 @@ def bookkeeping(rounds: int, repeats: int) -> dict[str, float]:
 
 def profiled(rounds: int) -> None:
     """Prints where the time of the bookkeeping and of the drafts that have a bar goes."""
-    work, rows = Bookkeeping(), ready_rows(64)
+    work, rows = Bookkeeping(), peaked_rows(64, VOCAB, 0)
     written = texts(LENGTHS[-1] + (rounds + 10) * (MOST_KEPT + 1))
     jobs: dict[str, Callable[[], Any]] = {"bookkeeping": lambda: [work.round() for _ in range(rounds)]}
     for name in ("ngram", "suffix", "suffix tree"):

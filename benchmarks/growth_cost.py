@@ -35,10 +35,10 @@ SETTINGS = {
 }
 
 
-def peaked_rows(columns: int) -> torch.Tensor:  # [ROUNDS_APART, columns]
-    """Logits in which six tokens stand out, as in the rows of a chat model."""
-    generator = torch.Generator().manual_seed(columns)
-    rows = torch.randn(ROUNDS_APART, columns, generator=generator) * 2.0
+def peaked_rows(count: int, columns: int, seed: int) -> torch.Tensor:  # [count, columns]
+    """Logits in which six tokens stand out by 8 to 14 nats, as in the rows of a chat model."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(count, columns, generator=generator) * 2.0
     for row in rows:
         row[torch.randint(columns, (6,), generator=generator)] += torch.tensor(
             [14.0, 12.5, 12.0, 11.0, 9.0, 8.0]
@@ -48,10 +48,11 @@ def peaked_rows(columns: int) -> torch.Tensor:  # [ROUNDS_APART, columns]
 
 def forms() -> dict[str, Sequence[torch.Tensor | DraftRows]]:
     """By the name of a form, what `score` returns, round by round."""
-    made: dict[str, Sequence[torch.Tensor | DraftRows]] = {"49,152": list(peaked_rows(VOCAB).unsqueeze(1))}
+    whole = peaked_rows(ROUNDS_APART, VOCAB, VOCAB)
+    made: dict[str, Sequence[torch.Tensor | DraftRows]] = {"49,152": list(whole.unsqueeze(1))}
     for columns in (4096, 8192):
         token_map = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1))[:columns].sort().values
-        rows = peaked_rows(columns)
+        rows = peaked_rows(ROUNDS_APART, columns, columns)
         spread = torch.full((ROUNDS_APART, VOCAB), -torch.inf).index_copy(1, token_map, rows)
         made[f"{columns:,} spread"] = list(spread.unsqueeze(1))
         vocabulary = DraftVocabulary(token_map, VOCAB)

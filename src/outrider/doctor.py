@@ -19,6 +19,7 @@ from outrider.models.cost import Rates, rates_of, row_costs
 from outrider.models.load import ModelSource, load
 from outrider.models.placement import Placement, placement_of
 from outrider.models.precision import LawError, Text, law_error
+from outrider.models.row_costs import bytes_of
 from outrider.pairing import load_head
 from outrider.text import Tokenizer
 
@@ -118,7 +119,7 @@ def checkup(target: TargetModel, tokenizer: Tokenizer, reference: TargetModel, p
     rates = rates_of(target)
     texts = greedy_texts(reference, tokenizer, prompts, positions=positions, answer_tokens=answer_tokens)
     error = law_error(reference, target, texts, positions)
-    return Checkup(placement_of(target), costs, rates, getattr(target, "weight_bytes", None), error)
+    return Checkup(placement_of(target), costs, rates, bytes_of(target), error)
 
 
 def draft_checkup(llm: LLM, prompts: PromptSet) -> DraftCheckup | None:

@@ -81,9 +81,8 @@ def test_drawn_groups_claim_the_processed_law_they_were_drawn_from(
             depth = draft.nodes.depths[row - 1] if row else 0
             assert tokens == place.noise.draw(law, len(tokens), Place(depth, row))
             kinds.add(type(group.law))
-    assert kinds <= {Drawn, DrawnWithoutReplacement}
-    assert (Drawn if topk == 1 else DrawnWithoutReplacement) in kinds
-    assert topk > 1 or DrawnWithoutReplacement not in kinds
+    wanted = {Drawn if topk == 1 else DrawnWithoutReplacement}
+    assert wanted <= kinds <= {Drawn, *wanted}
 
 
 @pytest.mark.parametrize("topk", [1, 3])
